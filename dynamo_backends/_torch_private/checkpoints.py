@@ -38,7 +38,7 @@ NO_TASK = -1
 
 
 def early_stop_setting(argument: bool) -> bool:
-    """Whether recomputations end early: as the process says, or else the argument."""
+    """Returns whether recomputations end early: as the process says, or else the argument."""
     setting = checkpoint._enable_checkpoint_early_stop
     return argument if setting is None else bool(setting)
 

@@ -43,12 +43,12 @@ def input_metadata(node: Any) -> tuple[Any, ...]:
 
 
 def is_accumulation(node: Any) -> bool:
-    """Whether a node accumulates the gradient of a leaf."""
+    """Returns whether a node accumulates the gradient of a leaf."""
     return hasattr(node, "variable") and node.name() == "torch::autograd::AccumulateGrad"
 
 
 def saves_tensors(node: Any) -> bool:
-    """Whether a node keeps tensors for the backward pass."""
+    """Returns whether a node keeps tensors for the backward pass."""
     kind = type(node)
     saves = _SAVES.get(kind)
     if saves is None:

@@ -61,7 +61,7 @@ def scaler_that(code: CodeType) -> GradScaler | None:
 
 
 def is_called_by(code: CodeType) -> bool:
-    """Whether a scaler's method called the torch function that is handled now."""
+    """Returns whether a scaler's method called the torch function that is handled now."""
     return _frame_of(code) is not None
 
 
@@ -87,7 +87,7 @@ _take_step: Any = GradScaler._maybe_opt_step
 
 
 def unscales(optimizer: Any) -> bool:
-    """Whether an optimizer divides gradients by the scale itself, in a fused step."""
+    """Returns whether an optimizer divides gradients by the scale itself, in a fused step."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 

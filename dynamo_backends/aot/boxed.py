@@ -11,7 +11,7 @@ from dynamo_backends.aot.updates import writing_updates
 from dynamo_backends.interface.errors import DoubleBackwardError
 from dynamo_backends.interface.report import Kind
 
-MESSAGE = (
+_NO_DOUBLE_BACKWARD = (
     "a compiled graph has no gradients of gradients: torch.compile makes a forward and a backward "
     "graph, and the backward graph cannot be differentiated. Run what is differentiated twice (a "
     "gradient penalty, a Hessian product, torch.autograd.grad(..., create_graph=True)) in eager: "
@@ -35,7 +35,7 @@ def refuse_double_backward() -> None:
 
 
 def _refuse(_: Sequence[Tensor | None]) -> NoReturn:
-    raise DoubleBackwardError(MESSAGE)
+    raise DoubleBackwardError(_NO_DOUBLE_BACKWARD)
 
 
 GraphCompiler = Callable[[fx.GraphModule, Kind, frozenset[int]], Callable[[list[Any]], Any]]

@@ -29,7 +29,7 @@ class GraphDescription:
 
     @property
     def family(self) -> Family:
-        """Where the work of the graph is."""
+        """The kind of call that most FLOPs are in."""
         if self.work.get("flops", 0.0) == 0:
             return "other"
         products = self.work.get("product_work", 0.0) + self.work.get("attention_work", 0.0)
@@ -112,7 +112,7 @@ _INT8 = 1.4
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is expected of a candidate before anything is compiled.
+    """Predicted compile time and speedup of a candidate.
 
     Attributes:
         compile_s: Seconds of compilation per call of the graph.
@@ -136,7 +136,7 @@ class Prior:
         self._rows = rows
 
     def expect(self, name: str, graph: GraphDescription) -> Expectation:
-        """What is expected of a candidate.
+        """Predicts the compile time and the speedup of a candidate.
 
         Args:
             name: Of the candidate. "@bf16" after it makes no difference; in int8 more is expected,
@@ -152,7 +152,7 @@ class Prior:
 
 
 def similarity(one: GraphDescription, other: GraphDescription) -> float:
-    """How much what was measured of one graph says of another on the same machine: 0 to 1."""
+    """Weighs measurements of one graph for another on the same machine: 0 to 1."""
     of_kind = 1.0 if one.kind == other.kind else _OTHER_KIND
     return of_kind * (1.0 if one.family == other.family else _OTHER_FAMILY)
 

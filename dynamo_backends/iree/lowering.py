@@ -59,7 +59,7 @@ def copy_inputs(graph: fx.Graph) -> None:
 
 
 def _is_input(node: fx.Node) -> bool:
-    """Whether a tensor may be an input of the program, or a part of one."""
+    """Returns whether a tensor may be an input of the program, or a part of one."""
     while node.op == "call_function" and (_is_view(node.target) or node.target in _NO_CALCULATIONS):
         node = node.all_input_nodes[0]
     return node.op == "placeholder"

@@ -59,7 +59,7 @@ def _views(graph: Graph) -> list[fx.Node]:
 
 
 def _is_strided(value: Any) -> bool:
-    """Whether a view says by strides alone what it is of its base."""
+    """Returns whether a view says by strides alone what it is of its base."""
     return isinstance(value, Tensor) and not is_lazy(value)
 
 

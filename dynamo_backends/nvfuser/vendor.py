@@ -59,7 +59,7 @@ class NvFuserModule:
 
 
 def is_installed() -> bool:
-    """Whether nvFuser is installed."""
+    """Returns whether nvFuser is installed."""
     return MODULE in sys.modules or is_there(MODULE)
 
 

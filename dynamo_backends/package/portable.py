@@ -64,7 +64,7 @@ def _follows(guard: str, arguments: Any) -> bool:
 
 
 def _differ(code: ast.expr, arguments: Any) -> bool:
-    """Whether the two sides of `!=` differ for all values of the symbols."""
+    """Returns whether the two sides of `!=` differ for all values of the symbols."""
     if not isinstance(code, ast.Compare) or not isinstance(code.ops[0], ast.NotEq):
         return False
     left, right = (_value(side, arguments) for side in (code.left, *code.comparators))

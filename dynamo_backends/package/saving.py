@@ -31,7 +31,7 @@ SHIPPED = ("openxla", "onnxrt", "ov", "tvm", "iree")
 """Those that compete by default: what they compile can be written to a file."""
 
 
-def chosen_backend(
+def choose_backend(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """The backend that autotune chooses for one call of a model, and the options that it had.
@@ -126,7 +126,7 @@ def save(
     if (asker := backend_of(backend)) is not None:
         asker.Options.parse(given, backend).refuse_uncaptured(f"save with {backend}")
     if backend == "autotune":
-        backend, given = chosen_backend(model, *call, given)
+        backend, given = choose_backend(model, *call, given)
     inner = backend_of(backend)
     if inner is not None:
         require_available(inner)

@@ -63,7 +63,7 @@ class Samples:
 
     @property
     def enough(self) -> bool:
-        """Whether there are as many undisturbed samples as are needed."""
+        """Returns whether there are as many undisturbed samples as are needed."""
         return sum(self.quiet) >= ENOUGH
 
     def counted(self) -> list[float]:

@@ -42,7 +42,7 @@ def has_tpu() -> bool:
 
 
 def has_cuda_plugin() -> bool:
-    """Whether jax can use CUDA devices."""
+    """Returns whether jax can use CUDA devices."""
     names = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda13")
     return any(map(is_there, names))
 

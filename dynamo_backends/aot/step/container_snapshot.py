@@ -37,7 +37,7 @@ class ContainerSnapshot:
         return [*_chain(map(dict.values, self._tables))]
 
     def is_current(self) -> bool:
-        """Whether they hold the same objects now."""
+        """Returns whether they hold the same objects now."""
         is_same = not any(self._empty) and _same(self._read(), self._in_modules)
         return is_same and all(optimizer.is_current() for optimizer in self._optimizers)
 
@@ -111,5 +111,5 @@ def _readers(states: Iterable[dict[Any, Any]]) -> list[tuple[Any, list[Any]]]:
 
 
 def _same(now: Any, before: Sequence[Any]) -> bool:
-    """Whether two collections have the same objects, in the same order."""
+    """Returns whether two collections have the same objects, in the same order."""
     return len(now) == len(before) and all(map(operator.is_, now, before))

@@ -167,7 +167,7 @@ class Functionalization:
         return self._fresh(self._emit(node, node.target, self._value))
 
     def _fresh(self, value: Any) -> Any:
-        """What a call returns in memory of its own."""
+        """Wraps what a call returns in memory of its own."""
         if isinstance(value, list | tuple):
             return list(map(self._fresh, value))
         if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), Tensor):

@@ -20,7 +20,7 @@ from dynamo_backends.runtime import freezing
 
 
 def has_global_hooks() -> bool:
-    """Whether the user has hooks of all modules or optimizers of the process.
+    """Returns whether the user has hooks of all modules or optimizers of the process.
 
     Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
     versions of what it updates, which tells them as well.

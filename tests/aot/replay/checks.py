@@ -55,6 +55,16 @@ class Run:
 Loop = Callable[[Run], Callable[..., Any]]
 
 
+def update_by_gradients(run: Run, loss: Tensor) -> Tensor:
+    """Updates the parameters by gradients that `torch.autograd.grad` returns."""
+    parameters = list(run.model.parameters())
+    for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.grad = g
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    return loss
+
+
 @dataclass
 class Case:
     """A loop with what it needs.

@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dynamo_backends import compile_step
 from dynamo_backends.runtime import freezing
-from tests.aot.replay.checks import Case, Run, assert_equal, batches, network
+from tests.aot.replay.checks import Case, Run, assert_equal, batches, network, update_by_gradients
 from tests.aot.replay.test_training import accumulates, clips, plain, reads_the_loss
 
 
@@ -324,13 +324,7 @@ def on_a_node_whose_gradient_is_asked_for(run: Run) -> Any:
     run.model[0].weight.register_hook(lambda g: run.state.calls.append("tensor"))
 
     def step(x: Tensor, y: Tensor) -> Any:
-        loss = F.cross_entropy(run.model(x), y)
-        parameters = list(run.model.parameters())
-        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            p.grad = g
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        return loss
+        return update_by_gradients(run, F.cross_entropy(run.model(x), y))
 
     return step
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends import compile_step
-from tests.aot.replay.checks import Case, Run, assert_equal, batches, network
+from tests.aot.replay.checks import Case, Run, assert_equal, batches, network, update_by_gradients
 from tests.aot.replay.test_functions import Reversal, Swish
 from tests.aot.replay.test_training import clips, plain
 
@@ -333,13 +333,7 @@ def gradients_of_hooked_leaves(run: Run) -> Any:
     run.model[0].weight.register_post_accumulate_grad_hook(lambda p: run.state.log.append(1))
 
     def step(x: Tensor, y: Tensor) -> Any:
-        loss = F.cross_entropy(run.model(x), y)
-        parameters = list(run.model.parameters())
-        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-            p.grad = g
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        return loss
+        return update_by_gradients(run, F.cross_entropy(run.model(x), y))
 
     return step
 

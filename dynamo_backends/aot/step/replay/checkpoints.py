@@ -62,7 +62,7 @@ class Region:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether the second run may end."""
+        """Returns whether the second run may end."""
         return self.stops_early and self.now is not None and len(self.now) == len(self.saved)
 
     def begin(self) -> None:
@@ -215,12 +215,12 @@ MARKS = (open_region, begin_recomputation, end_recomputation)
 
 
 def is_of_region(hooks: Any) -> bool:
-    """Whether hooks on saved tensors are those of a region."""
+    """Returns whether hooks on saved tensors are those of a region."""
     return hooks is None or isinstance(hooks[0], Pack)
 
 
 def must_stop(state: Any, tape: Tape) -> bool:
-    """Whether a recomputation ends with the call that has just been executed.
+    """Returns whether a recomputation ends with the call that has just been executed.
 
     Args:
         state: The settings of the call.

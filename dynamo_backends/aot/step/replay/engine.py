@@ -232,7 +232,7 @@ def _count_edges(roots: Sequence[Any]) -> dict[Any, int]:
 
 
 def is_executed(node: Any, roots: Sequence[Any], ends: Sequence[Any] | None) -> bool:
-    """Whether a pass calls a node, or returns a gradient that arrives there.
+    """Returns whether a pass calls a node, or returns a gradient that arrives there.
 
     Args:
         node: The node.

@@ -53,7 +53,7 @@ _COPIED = 1 << 16
 
 @dataclass
 class _Observation:
-    """What a call has done whose Python ran.
+    """The record, inputs and result of a call whose Python ran.
 
     Attributes:
         trie: Of its record.
@@ -110,7 +110,7 @@ class _Observation:
         return next(entry.line for entry in self.node.path() if number in numbers(entry))
 
     def sources(self, before: "_Observation", state: Sequence[Tensor]) -> dict[int, Source]:
-        """Where tensors come from that are no results of calls, by their numbers.
+        """Finds the sources of tensors that are no results of calls, by their numbers.
 
         Args:
             before: Of a call that has done the same.
@@ -205,7 +205,7 @@ class FrozenStep(ReplayStep):
         return kind
 
     def _flags_of_modules(self) -> Any:
-        """Which modules are in training mode."""
+        """Returns the training flags of all modules."""
         if self._modules_of is not self._inventory:
             self._modules_of = self._inventory
             modules = (m for model in self._definition.models for m in model.modules())
@@ -318,7 +318,7 @@ class FrozenStep(ReplayStep):
         )  # fmt: skip
 
     def _source(self, segment: Segment, tensor: Tensor) -> Source:
-        """Where a tensor that the function returns, or an input of its record, comes from."""
+        """Finds the source of a tensor that the function returns, or of an input of its record."""
         assert self._inventory is not None
         if is_placeholder(tensor):
             number = segment.number_of(tensor)

@@ -92,7 +92,7 @@ class _Identity:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor of a call comes from.
+    """The source of a tensor of a call.
 
     Attributes:
         kind: "argument", "state" (what lives on), "gradient" (of what lives on), "output" (of the
@@ -126,7 +126,7 @@ class Source:
 
 
 class Result:
-    """What a function has returned, to be put together again.
+    """The structure of a function's result, to be put together again.
 
     Args:
         value: What it has returned.
@@ -152,7 +152,7 @@ class Result:
                 raise NotComparable(type(leaf).__name__)
 
     def is_like(self, other: "Result") -> bool:
-        """Whether another call has returned the same, but for the contents of tensors."""
+        """Returns whether another call has returned the same, but for the contents of tensors."""
         return (
             self._spec == other._spec
             and _is_like(self._single, other._single)
@@ -166,7 +166,7 @@ class Result:
         return [each for each in every if isinstance(each, Source)]
 
     def value(self, tensor: Callable[[Source], Tensor]) -> Any:
-        """What a call returns.
+        """Puts the result of a call together.
 
         Args:
             tensor: Gives tensors.
@@ -257,7 +257,7 @@ class FrozenCall:
         if numbers is None:
             return None
         sources = self._sources
-        inputs = {n: sources[n].tensor(arguments, state, {}) for n in program.given}
+        inputs = {n: sources[n].tensor(arguments, state, {}) for n in program.all_inputs}
         if not program.accepts(state, numbers, list(inputs.values())):
             return None
         outputs = program.run(state, numbers, [inputs[n] for n in program.inputs if n is not None])

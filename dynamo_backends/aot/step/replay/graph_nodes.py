@@ -64,7 +64,7 @@ class GraphNode:
 
     @property
     def is_past(self) -> bool:
-        """Whether the calls of the step that it belongs to are over."""
+        """Returns whether the calls of the step that it belongs to are over."""
         return self._passes.segment is not self._segment
 
     @property
@@ -73,7 +73,7 @@ class GraphNode:
         return current_tape().nodes[self.number]
 
     def __getattr__(self, name: str) -> Any:
-        """What else a node has: the step goes on in eager."""
+        """Sends the step on in eager for any other attribute of a node."""
         kind = kind_of_node(self._name)
         if self.is_past or (kind is not None and not hasattr(kind, name)):
             raise AttributeError(f"{self._name!r} object has no attribute {name!r}")

@@ -61,13 +61,13 @@ class StraightLine:
         self._copies = copies
         mentioned = {n for entry in path for n in entry.mentioned()}
         self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
-        self.given = [
+        self.all_inputs = [
             n
             for n in sorted(mentioned.union(outputs))
             if trie.kinds[n] == "input" or n in trie.batch
         ]
-        self.views = _Views([(n, trie.values[n]) for n in self.given], tensors)
-        self.inputs: list[int | None] = [n for n in self.given if n not in self.views.bases]
+        self.views = _Views([(n, trie.values[n]) for n in self.all_inputs], tensors)
+        self.inputs: list[int | None] = [n for n in self.all_inputs if n not in self.views.bases]
         self.places = sorted({index for entry in path for index in numbers_in(entry)})
         self.numbers = [trie.numbers[i] for i in self.places]
         self._stand_ins: dict[int, Any] = {}
@@ -147,7 +147,7 @@ class _Passes:
 
 
 def _is_part(entry: Entry) -> bool:
-    """Whether a call is a part of a backward pass that is within no other."""
+    """Returns whether a call is a part of a backward pass that is within no other."""
     return entry.function in (begin, proceed) and entry.args.items[0] == 0
 
 
@@ -190,7 +190,7 @@ class _Views:
         return found
 
     def are_apart(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether no input shares memory with another one, or with what lives on."""
+        """Returns whether no input shares memory with another one, or with what lives on."""
         storages = list(map(storage_id, inputs))
         is_alone = len(set(storages)) == len(storages) and None not in storages
         return is_alone and self._storages.keys().isdisjoint(storages)
@@ -312,13 +312,13 @@ class RecordProgram:
 
     @property
     def has_views(self) -> bool:
-        """Whether inputs are views of tensors that live on."""
+        """Returns whether inputs are views of tensors that live on."""
         return bool(self._line.views.bases)
 
     @property
-    def given(self) -> list[int]:
+    def all_inputs(self) -> list[int]:
         """The numbers of all tensors that its calls take, besides those that live on."""
-        return self._line.given
+        return self._line.all_inputs
 
     @property
     def numbers(self) -> list[int]:
@@ -327,7 +327,7 @@ class RecordProgram:
 
     def holds(self, segment: Segment, inventory: Inventory) -> bool:
         """Whether it may run for a call that went the way of its record."""
-        given = [self.trie.values[n] for n in self._line.given]
+        given = [self.trie.values[n] for n in self._line.all_inputs]
         tensors, numbers = inventory.tensors, self._numbers(segment)
         if self._is_apart and self._line.views.are_apart(given):
             return self.variant.guards.why_not_inputs(tensors, numbers) is None
@@ -339,7 +339,7 @@ class RecordProgram:
     def accepts(
         self, tensors: Sequence[Tensor], numbers: tuple[Any, ...], given: Sequence[Tensor]
     ) -> bool:
-        """Whether it may run, if inputs share memory as they did when it was compiled.
+        """Returns whether it may run, if inputs share memory as they did when it was compiled.
 
         Args:
             tensors: What lives on.
@@ -348,7 +348,7 @@ class RecordProgram:
         """
         if self.variant.guards.why_not_inputs(tensors, numbers) is not None:
             return False
-        return self._line.views.hold(list(zip(self._line.given, given, strict=True)), tensors)
+        return self._line.views.hold(list(zip(self._line.all_inputs, given, strict=True)), tensors)
 
     def why_not_next(self, inventory: Inventory) -> str | None:
         """Why it may not run for the next call, if that goes the same way; None: it may."""

@@ -120,7 +120,7 @@ class NestedPasses:
 
     @property
     def is_followed(self) -> bool:
-        """Whether calls are compared or recorded."""
+        """Returns whether calls are compared or recorded."""
         is_followed: bool = self._session.following
         return is_followed
 
@@ -136,7 +136,7 @@ class NestedPasses:
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward pass has begun, and is not over."""
+        """Returns whether a backward pass has begun, and is not over."""
         return bool(self._open)
 
     # Autograd nodes, and what hooks ask of the pass that calls them
@@ -181,7 +181,7 @@ class NestedPasses:
         self._open[-1].callbacks.append(callback)
 
     def asks_for(self, node: Any) -> bool:
-        """Whether the pass calls a node."""
+        """Returns whether the pass calls a node."""
         this = self._open[-1]
         if isinstance(node, GraphNode):
             return not node.is_past and asks_for(this.roots, this.ends, node.number)
@@ -246,7 +246,7 @@ class NestedPasses:
 
     @property
     def is_in_region(self) -> bool:
-        """Whether calls are part of a checkpointed region."""
+        """Returns whether calls are part of a checkpointed region."""
         hooks = saved_tensors_hooks()
         return hooks is not None and is_of_region(hooks)
 
@@ -298,7 +298,7 @@ class NestedPasses:
         return self.segment.real(number)
 
     def retains(self, tensor: Tensor) -> bool:
-        """Whether the gradient of a result becomes its attribute."""
+        """Returns whether the gradient of a result becomes its attribute."""
         number = self.segment.number_of(tensor)
         retained = (p.tensor for p in self._places if isinstance(p, RetainedPlace))
         return number is not None and number in retained

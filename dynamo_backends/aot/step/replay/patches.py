@@ -174,7 +174,7 @@ def _stepping(optimizer: Any) -> Callable[..., Any]:
 
 
 def _is_followed(optimizer: Any) -> bool:
-    """Whether a step of an optimizer is one call now, without hooks."""
+    """Returns whether a step of an optimizer is one call now, without hooks."""
     step = vars(optimizer).get("step")
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return getattr(step, "__code__", None) is _STEP and not hooks and not has_global_hooks()

@@ -117,11 +117,11 @@ class Segment:
         return number
 
     def lives_on(self, tensor: Tensor) -> bool:
-        """Whether a tensor lives from step to step."""
+        """Returns whether a tensor lives from step to step."""
         return id(tensor) in self._lives
 
     def has_had(self, number: int, tensor: Tensor) -> bool:
-        """Whether a tensor was the input of a number."""
+        """Returns whether a tensor was the input of a number."""
         return self._index.get(id(tensor)) == number
 
     def is_untouched(self, tensor: Tensor) -> bool:
@@ -141,7 +141,7 @@ class Segment:
         return any(isinstance(t, Tensor) and storage_id(t) in storages for t in values)
 
     def memory_of(self, tensor: Tensor) -> Any:
-        """What tensors have in common that share memory."""
+        """Returns a key that tensors share if they share memory."""
         if not is_placeholder(tensor):
             return storage_id(tensor)
         number = self.number_of(tensor)
@@ -215,7 +215,7 @@ class Segment:
         return {**self._freed, **found}
 
     def is_freed(self, tensor: Tensor) -> bool:
-        """Whether a tensor has a history from before a cut; a replay has it without."""
+        """Returns whether a tensor has a history from before a cut; a replay has it without."""
         result = self._freed.get(id(tensor))
         return result is not None and result() is tensor
 

@@ -107,12 +107,12 @@ class Session(TorchFunctionMode):
 
     @property
     def is_active_or_in_region(self) -> bool:
-        """Whether torch calls are followed, or part of a region that is recomputed."""
+        """Returns whether torch calls are followed, or part of a region that is recomputed."""
         return not (self._busy or self.collecting) and (self.following or self.nested.is_in_region)
 
     @property
     def is_innermost(self) -> bool:
-        """Whether this is the mode that torch calls reach first."""
+        """Returns whether this is the mode that torch calls reach first."""
         return function_mode_depth() == self._depth
 
     def __enter__(self) -> "Session":
@@ -220,7 +220,7 @@ class Session(TorchFunctionMode):
         return result
 
     def share_memory(self, a: Tensor, b: Tensor) -> bool:
-        """Whether two tensors of the step share memory."""
+        """Returns whether two tensors of the step share memory."""
         with self.own_calls():
             return self.segment.memory_of(a) == self.segment.memory_of(b)
 

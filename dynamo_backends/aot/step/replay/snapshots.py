@@ -25,7 +25,7 @@ from dynamo_backends.interface.errors import SaveError
 
 
 class LastCall(NamedTuple):
-    """What a file needs to know of the last call of a step.
+    """The part of a step's last call that a file needs.
 
     Attributes:
         segment: Its calls since the last cut.
@@ -87,7 +87,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Parameters:
-    """What the program of a file takes and returns.
+    """The inputs and outputs of the program of a file.
 
     Attributes:
         tensors: Those of the batch, then others that the step reads: constants of the file.
@@ -103,7 +103,7 @@ class Parameters:
 
 
 def parameters_of(call: LastCall, inventory: Inventory) -> Parameters:
-    """What the program of a file takes and returns.
+    """The inputs and outputs of the program of a file.
 
     Raises:
         SaveError: No file holds what the call has done.
@@ -229,7 +229,7 @@ def _filled(template: Any, place: Any) -> Any:
 
 
 def _kinds_of_arguments(call: LastCall) -> tuple[Any, list[Any]]:
-    """How the arguments are put together, and what each leaf is; floats are constants."""
+    """Describes the structure of the arguments and each leaf; floats are constants."""
     batch, spec = flatten_batch(call.arguments)
     return spec, [(float, x) if isinstance(x, float) else kind_of_leaf(x) for x in batch]
 
@@ -283,7 +283,7 @@ def _check_constants(graph: Graph, parameters: Parameters, names: Sequence[str])
 
 
 def settings_changed(path: Sequence[Entry], settings: Mapping[int, OptimizerSettings]) -> bool:
-    """Whether an optimizer has other settings than a record says."""
+    """Returns whether an optimizer has other settings than a record says."""
     return any(
         entry.kind == "optimizer" and settings[id(entry.function[1])].read()[0] != entry.function[2]
         for entry in path

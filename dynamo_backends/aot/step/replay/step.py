@@ -168,7 +168,7 @@ class ReplayStep(Step):
 
     @property
     def launches(self) -> int:
-        """How many executables were launched: one per step, and one more at each cut."""
+        """Counts launched executables: one per step, and one more at each cut."""
         return self._retired_launches + sum(trie.launches for trie in self._tries.values())
 
     def _template(self, session: Session, result: Any) -> Any:

@@ -46,7 +46,7 @@ class Tape:
 
     @property
     def is_new(self) -> bool:
-        """Whether no call has left anything."""
+        """Returns whether no call has left anything."""
         return not (
             self.places or self.nodes or self.passes or self.regions or self.states
             or self.answers or self.running
@@ -262,7 +262,7 @@ def mark_node(number: int, is_before: bool) -> int:
 
 
 def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number: int) -> bool:
-    """Whether a backward pass calls a node.
+    """Returns whether a backward pass calls a node.
 
     Args:
         roots: Where it begins.

@@ -255,7 +255,7 @@ class Trie:
         return value
 
     def matches(self, number: int, tensor: Tensor) -> bool:
-        """Whether a tensor has the metadata of one of the record."""
+        """Returns whether a tensor has the metadata of one of the record."""
         properties = self._properties.get(number)
         if properties is None:
             if not self.specs[number].matches(tensor):
@@ -292,7 +292,7 @@ class Trie:
 
     @property
     def launches(self) -> int:
-        """How many programs were launched here, and after cuts."""
+        """Counts the programs that were launched here, and after cuts."""
         return self.retired + launches_of(self.root) + launches_after(self.root)
 
     @property
@@ -325,7 +325,7 @@ class Trie:
         return Number(len(self.numbers) - 1, type(value), value)
 
     def is_constant(self, node: Node, numbers: Sequence[int]) -> bool:
-        """Whether results follow from nothing but the calls on the way to a place.
+        """Returns whether results follow from nothing but the calls on the way to a place.
 
         Args:
             node: The place.
@@ -351,13 +351,13 @@ class Trie:
 
 
 def launches_of(node: Node) -> int:
-    """How often the programs of a place, and of those that follow, were launched."""
+    """Counts the launches of programs of a place, and of those that follow."""
     programs = (program for below in node.subtree() for program, _ in below.programs)
     return sum(program.variant.program.launches for program in programs)
 
 
 def launches_after(node: Node) -> int:
-    """How often programs after cuts were launched."""
+    """Counts the launches of programs after cuts."""
     then = (below.then for below in node.subtree())
     return sum(trie.launches for trie in then if trie is not None)
 

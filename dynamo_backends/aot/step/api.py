@@ -42,7 +42,7 @@ def compile_step(
     placements: Mapping[str, Sequence[Any]] | None = None,
     batch_placements: Sequence[Any] | None = None,
     precision: Precision = "float32",
-    python: Literal["capture", "replay", "frozen"] = "capture",
+    python: Literal["capture", "replay", "frozen"] = "replay",
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 

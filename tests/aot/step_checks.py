@@ -226,6 +226,19 @@ def compare(
     return step
 
 
+def assert_one_program(step: Any, calls: int, recorded: int = 1) -> None:
+    """Checks that a step is one program at each call.
+
+    Args:
+        step: The step.
+        calls: How many there were.
+        recorded: How many of them, the first ones, ran in eager.
+    """
+    counts = step.launches, step.compilations, step.eager_steps
+    assert counts == (calls - recorded, 1, recorded), (counts, step.divergences)
+    assert (step.cuts, step.refusals) == (0, {})
+
+
 def clone(trained: Trained) -> tuple[Any, Any]:
     """Copies of the state dicts of model and optimizer."""
     return copy.deepcopy((trained.model.state_dict(), trained.optimizer.state_dict()))

@@ -2,8 +2,8 @@
 
 | what | checked |
 |---|---|
-| `GradScaler._maybe_opt_step`, `._unscale_grads_`, `._lazy_init_scale_growth_tracker` | 2.13* |
-| `GradScaler._per_optimizer_states`, `._growth_factor` and other settings | 2.13* |
+| `GradScaler._maybe_opt_step` | 2.13* |
+| `GradScaler._per_optimizer_states` | 2.13* |
 | `torch._amp_foreach_non_finite_check_and_unscale_`, `torch._amp_update_scale_` | 2.13* |
 | `Optimizer._step_supports_amp_scaling` | 2.13* |
 """
@@ -28,14 +28,8 @@ UPDATE_SCALE: Callable[..., Any] = torch._amp_update_scale_
 ASKS_FOR_OVERFLOW = GradScaler._maybe_opt_step.__code__
 """What asks whether gradients were finite."""
 
-MAKES_SCALE = GradScaler._lazy_init_scale_growth_tracker.__code__
-"""What makes the scale, at the first call."""
-
 SCALES = GradScaler.scale.__code__
 """What scales a loss."""
-
-UNSCALES = GradScaler._unscale_grads_.__code__
-"""What calls `CHECK_AND_UNSCALE`."""
 
 TAKES_STEP = "_maybe_opt_step"
 """The method that takes an optimizer's step unless gradients overflowed."""
@@ -44,7 +38,6 @@ OVERFLOWS = "found_inf_per_device"
 """Key in what a scaler notes of an optimizer: for each device whether gradients overflowed."""
 
 _PACKAGE = str(Path(__file__).parents[1])
-_SETTINGS = ("_enabled", "_growth_factor", "_backoff_factor", "_growth_interval")
 
 
 def scaler_that(code: CodeType) -> GradScaler | None:
@@ -94,17 +87,6 @@ def unscales(optimizer: Any) -> bool:
 def set_unscales(optimizer: Any, value: bool) -> None:
     """Says whether it does so from now on."""
     optimizer._step_supports_amp_scaling = value
-
-
-def settings_of(scaler: GradScaler) -> tuple[Any, ...]:
-    """The numbers in Python that a scaler depends on."""
-    return tuple(getattr(scaler, name) for name in _SETTINGS)
-
-
-def unfinished(scaler: GradScaler) -> list[Any]:
-    """What a scaler has noted of its optimizers since its last `update`."""
-    states: Any = scaler._per_optimizer_states
-    return [x for state in states.values() for x in state["found_inf_per_device"].values()]
 
 
 def forget_unfinished(scaler: GradScaler) -> None:

@@ -134,7 +134,6 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
          for way, speed in (("compiled", 10.0), ("eager", 5.0))],
         ["compiled", "10.0", "8.0", "1.0", "12.0", "20.0", "0", "0"],
     ),
-    "step_guards": ([{"check": "100 Python values", "us": 7.0}], ["100 Python values", "7.0"]),
 }  # fmt: skip
 """Records of a program, and the first row of its table."""
 

@@ -7,6 +7,6 @@ variants, and `api` puts all of this behind one call.
 """
 
 from dynamo_backends.aot.step.api import compile_step
-from dynamo_backends.aot.step.step import Step
+from dynamo_backends.aot.step.replay.step import Step
 
 __all__ = ["Step", "compile_step"]

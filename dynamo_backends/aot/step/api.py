@@ -13,19 +13,11 @@ from dynamo_backends.aot.step.mesh.replicas import (
     take_off,
     with_modules,
 )
-from dynamo_backends.aot.step.outside import refuse_outside_effects
 from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
 from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.frozen import FrozenStep
-from dynamo_backends.aot.step.replay.step import ReplayStep
-from dynamo_backends.aot.step.step import Step, searches
-from dynamo_backends.interface.errors import OptionError, StepCaptureError
-
-_LBFGS = (
-    "torch.optim.LBFGS calls the model several times in each step, and values decide how often; "
-    'one graph cannot hold that. Pass fallback="split", which compiles the model\'s forward and '
-    "backward and leaves the search to eager, or use another optimizer."
-)
+from dynamo_backends.aot.step.replay.step import Step
+from dynamo_backends.interface.errors import OptionError
 
 
 def compile_step(
@@ -42,7 +34,7 @@ def compile_step(
     placements: Mapping[str, Sequence[Any]] | None = None,
     batch_placements: Sequence[Any] | None = None,
     precision: Precision = "float32",
-    python: Literal["capture", "replay", "frozen"] = "replay",
+    python: Literal["replay", "frozen"] = "replay",
 ) -> "Step":
     """Compiles a training step: forward, backward and update become one graph.
 
@@ -57,16 +49,17 @@ def compile_step(
         >>> loss = step(images, labels)
 
     Args:
-        function: Ordinary PyTorch. It is run once while it is captured, on tensors without data,
-            and never again for the same kind of batch.
+        function: Ordinary PyTorch. It runs at every call; its torch calls are compared with a
+            record instead of being executed, and the program of that record runs once at the end
+            (docs/training-state.md). The first call runs in eager and makes the record.
         model: Every module whose parameters or buffers it uses. One in `DistributedDataParallel`
             means a mesh of all processes (docs/scaling.md).
         optimizer: Every optimizer that it steps.
         backend: "openxla", "inductor", "aot_eager", or another backend of this package.
         options: Of the backend.
         accumulate: In how many parts the batch is taken; gradients are averaged over them.
-        fallback: What to do if it cannot be captured as one graph: raise `StepCaptureError`, or
-            compile the parts of it with `torch.compile`.
+        fallback: What to do where a call cannot be compiled: raise `StepCaptureError` ("error"), or
+            run the rest of the call in eager, with a warning that has the reason ("split").
         mesh: Several devices over which the step is spread (docs/scaling.md): a torch `DeviceMesh`,
             or names and sizes of its dimensions, such as {"data": 4, "model": 2}. With several
             processes of torch.distributed one device of each, and each gives a part of the batch.
@@ -79,13 +72,12 @@ def compile_step(
         precision: "bf16": the forward pass runs under autocast to bfloat16, the backward pass and
             the optimizers outside of it; parameters and their state stay in float32. "float32":
             all is computed in the dtypes that the function has.
-        python: "capture": the function runs once, while it is captured. "replay" (experimental): it
-            runs at every call, and its tensor math is compiled (docs/training-state.md). "frozen"
-            (experimental): as "replay" until two calls have done the same; from then on Python does
-            not run any more for such calls. What is compared is the arguments, the model's
-            parameters, buffers and training mode, the optimizers' numbers and torch's modes: what
-            else the function does (print, count, log, step a scheduler) does not happen, and a
-            value that it needs in Python is refused. For tiny models, whose time is Python's.
+        python: "replay": the function runs at every call. "frozen": as "replay" until two calls
+            have done the same; from then on Python does not run any more for such calls. What is
+            compared then is the arguments, the model's parameters, buffers and training mode, the
+            optimizers' numbers and torch's modes: what else the function does (print, count, log,
+            step a scheduler) does not happen, and a value that it needs in Python is refused. For
+            tiny models, whose time is Python's.
 
     Raises:
         OptionError: An argument is not valid.
@@ -93,27 +85,24 @@ def compile_step(
         UnknownBackendError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
         RankError: Another process of the mesh does not come.
-        StepCaptureError: An optimizer can never be part of one graph, and `fallback` is "error".
+        StepCaptureError: A model or an optimizer can be part of no program, and `fallback` is
+            "error".
     """
     _check_arguments(fallback, accumulate, mesh, python)
-    check_precision(precision, fallback if python == "capture" else "error")
+    check_precision(precision)
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
     replicas: list[Any] = []
     if fallback == "error":
-        if python == "capture" and any(map(searches, optimizers)):
-            raise StepCaptureError(_LBFGS)
         replicas = replicated(models)
         mesh = mesh_of_replicas(replicas, mesh, parallel)
         models = tuple(m.module if m in replicas else m for m in models)
-        if python == "capture":
-            refuse_outside_effects(models, optimizers)
     spread = parallel_of(mesh, parallel, placements, batch_placements, models)
     if precision == "bf16":
         function = in_bfloat16(function, models, optimizers)
     if python == "frozen" and (spread is not None or replicas):
         raise OptionError('python="frozen" does not spread steps over a mesh; use "replay".')
-    if replicas and python == "replay":
+    if replicas:
         function = with_modules(function)
     definition = Definition(function, models, optimizers, accumulate, spread)
     step = _KINDS[python](definition, backend, options, fallback)
@@ -122,25 +111,20 @@ def compile_step(
     return step
 
 
-_KINDS: dict[str, type[Step]] = {"capture": Step, "replay": ReplayStep, "frozen": FrozenStep}
+_KINDS: dict[str, type[Step]] = {"replay": Step, "frozen": FrozenStep}
 
 
 def _check_arguments(fallback: str, accumulate: int, mesh: Any, python: str) -> None:
-    if python not in ("capture", "replay", "frozen"):
-        raise OptionError(f"python must be 'capture', 'replay' or 'frozen', not {python!r}")
+    if python not in _KINDS:
+        raise OptionError(f"python must be 'replay' or 'frozen', not {python!r}")
     if fallback not in ("error", "split"):
         raise OptionError(f"fallback must be 'error' or 'split', not {fallback!r}")
     if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
         raise OptionError(f"accumulate must be a positive integer, not {accumulate!r}")
-    if fallback == "split" and accumulate > 1 and python == "capture":
-        raise OptionError(
-            'accumulate cannot be combined with fallback="split": torch.compile takes whole '
-            "batches. Write the loop over the parts yourself."
-        )
     if mesh is not None and fallback == "split":
         raise OptionError(
-            'mesh cannot be combined with fallback="split": torch.compile knows no mesh, and the '
-            "parts would run on one device."
+            'mesh cannot be combined with fallback="split": the parts that run in eager '
+            "would run on one device."
         )
 
 

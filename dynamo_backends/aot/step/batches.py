@@ -1,17 +1,32 @@
 """The arguments of a step: their leaves, also those of dataclasses and other objects."""
 
+import enum
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import storage_id
 from dynamo_backends.aot.step.aliases import overlapping
-from dynamo_backends.aot.step.python_state.places import CONTAINERS, is_simple
+
+_CONTAINERS = (list, dict, set, deque, bytearray, np.ndarray)
+"""What can be changed in place by C code."""
+
+_SIMPLE = (
+    bool, int, float, complex, str, bytes, type(None), type(...), enum.Enum, np.generic, range,
+    torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+def is_simple(value: Any) -> bool:
+    """Whether a value is told from others by comparing it: a number, a flag, a string."""
+    return isinstance(value, _SIMPLE)
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,7 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
     """An object's attributes, if it is nothing else; None to keep it whole."""
     if isinstance(leaf, (Tensor, *_WHOLE)) or is_simple(leaf) or hasattr(type(leaf), "__next__"):
         return None
-    if isinstance(leaf, CONTAINERS):
+    if isinstance(leaf, _CONTAINERS):
         return None
     attributes = getattr(leaf, "__dict__", None)
     if not isinstance(attributes, dict) or "__new__" in _defined(type(leaf)):

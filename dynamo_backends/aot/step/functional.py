@@ -49,7 +49,6 @@ def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
     _set_values(recording, list(recorded.values()), mode)
     module, updates = Functionalization(recording.module, mode, decompositions)()
     _check_effects(module.graph)
-    updates = _add_rebound(module, updates, recording)
     places = _order_updates(module, updates, recording)
     made = lift_constants(module)  # by decompositions
     _fake_constants(module, len(made), mode)
@@ -68,7 +67,7 @@ def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
 
 
 def without_effects(recording: Recording) -> Recording:
-    """A recording that leaves nothing but what its function returns.
+    """A recording that leaves nothing but what its calls return.
 
     Args:
         recording: From `capture.record`; its graph is changed.
@@ -77,9 +76,7 @@ def without_effects(recording: Recording) -> Recording:
     output = recording.module.graph.output_node()
     output.args = (_outputs(recording.module)[:count],)
     recording.module.recompile()
-    return replace(
-        recording, gradients=(), batch_gradients=(), rebound=(), cleared=(), recomputed=()
-    )
+    return replace(recording, gradients=(), batch_gradients=(), cleared=())
 
 
 def without_updates(step: StepGraph) -> StepGraph:
@@ -132,16 +129,6 @@ def _outputs(module: fx.GraphModule) -> list[Any]:
     return list(outputs)
 
 
-def _add_rebound(
-    module: fx.GraphModule, updates: dict[int, int], recording: Recording
-) -> dict[int, int]:
-    """A buffer that was replaced is updated by what replaced it."""
-    replaced = {1 + slot for _, slot in recording.rebound}
-    updates = {out: place for out, place in updates.items() if place not in replaced}
-    count = len(_outputs(module)) - _results(recording)
-    return updates | {count + out: 1 + slot for out, slot in recording.rebound}
-
-
 def _results(recording: Recording) -> int:
     outputs: Any = recording.module.graph.output_node().args[0]
     return len(outputs)
@@ -156,8 +143,7 @@ def _order_updates(
     """
     outputs = _outputs(module)
     places = module.graph.find_nodes(op="placeholder")
-    end = len(outputs) - len(recording.rebound)
-    rest = outputs[len(outputs) - _results(recording) : end]
+    rest = outputs[len(outputs) - _results(recording) :]
     real = {
         place: outputs[out] for out, place in updates.items() if outputs[out] is not places[place]
     }

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.hooks import carry_over
 from dynamo_backends.aot.step.inventory import Inventory
-from dynamo_backends.aot.step.microbatches import StepCall
+from dynamo_backends.aot.step.optimizer_calls import OptimizerCalls
 
 
 def is_leaf(tensor: Tensor) -> bool:
@@ -54,32 +53,27 @@ class SlotGradients(Gradients):
 
     Args:
         inventory: What lives on.
-        call: The call that is traced.
-        with_hooks: Whether the users' hooks are part of the trace; else the call calls them.
+        calls: Of optimizers in the trace.
 
     Attributes:
         slots: Those that may have gradients.
     """
 
-    def __init__(self, inventory: Inventory, call: StepCall, with_hooks: bool):
+    def __init__(self, inventory: Inventory, calls: OptimizerCalls):
         parameters = set(inventory.parameters())
         tensors = enumerate(inventory.tensors)
         super().__init__({i: t for i, t in tensors if i in parameters or is_leaf(t)})
         self.slots = tuple(self._leaves)
         self._tensors = inventory.tensors
-        self._call = call
-        self._with_hooks = with_hooks
+        self._calls = calls
         self._accumulated: set[int] = set()
-        self._held: list[Any] = []
 
     def attach(self, fakes: Sequence[Any], entering: Mapping[int, Tensor]) -> None:
-        """Gives the tensors of a trace these gradients, and the users' hooks."""
+        """Gives the tensors of a trace these gradients, and notes where others accumulate."""
         super().attach(fakes, entering)
-        for i, real in self._leaves.items():
+        for i in self._leaves:
             if fakes[i].requires_grad and fakes[i].is_leaf:
                 fakes[i].register_post_accumulate_grad_hook(_noting(self, i))
-                if self._with_hooks:
-                    self._held.append(carry_over(real, fakes[i]))
 
     def _positions(self) -> Sequence[int]:
         return range(len(self._fakes))
@@ -87,12 +81,12 @@ class SlotGradients(Gradients):
     def note(self, slot: int) -> None:
         """A gradient has been accumulated."""
         self._accumulated.add(slot)
-        self._call.begun = True
+        self._calls.begun = True
 
     def cleared(self) -> tuple[int, ...]:
         """The slots whose gradient the step takes away."""
         changed = self._accumulated | self.entering.keys() | self._cleared_by_call()
-        changed |= self._slots_of(self._call.cleared_late)
+        changed |= self._slots_of(self._calls.cleared_late)
         return tuple(i for i in sorted(changed) if self._fakes[i].grad is None)
 
     def free(self, read: Set[int], asked: Set[int]) -> frozenset[int]:
@@ -106,7 +100,7 @@ class SlotGradients(Gradients):
         return frozenset((unasked | self._cleared_by_call()) - read)
 
     def _cleared_by_call(self) -> set[int]:
-        return self._slots_of(self._call.cleared)
+        return self._slots_of(self._calls.cleared)
 
     def _slots_of(self, parameters: Set[int]) -> set[int]:
         return {i for i, t in enumerate(self._tensors) if id(t) in parameters}

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from dynamo_backends.aot.step.container_snapshot import ContainerSnapshot
 from dynamo_backends.aot.step.hyperparameters import group_tensors
-from dynamo_backends.aot.step.python_state import places as python_places
 from dynamo_backends.graph.roles import Role
 
 
@@ -21,7 +20,7 @@ class Slot:
 
     Attributes:
         name: As a user would write it: "model.fc.weight".
-        role: PARAMETER, BUFFER, OPTIMIZER_STATE or CONSTANT.
+        role: PARAMETER, BUFFER or OPTIMIZER_STATE.
         is_setting: Whether it is a hyper-parameter.
     """
 
@@ -36,25 +35,21 @@ class Inventory:
     Args:
         models: Whose parameters and buffers are kept.
         optimizers: Whose parameters and state are kept.
-        others: Places of further tensors that the step reads or writes, in Python.
 
     Attributes:
-        others: These places.
-        tensors: One per slot; those of the other places come last.
+        tensors: One per slot.
     """
 
     def __init__(
         self,
         models: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
-        others: Sequence[python_places.Place] = (),
     ):
-        self.others = tuple(others)
         self.slots: list[Slot] = []
         self._places: list[tuple[Any, Any]] = []
         self._slot_of_place: list[int] = []
         known: dict[int, int] = {}
-        places = [*_in_models(models), *_in_optimizers(optimizers, models), *_others(others)]
+        places = [*_in_models(models), *_in_optimizers(optimizers, models)]
         for slot, container, key in places:
             tensor = container[key]
             if id(tensor) not in known:
@@ -83,7 +78,7 @@ class Inventory:
 
     def refresh(self) -> list[Tensor] | None:
         """The tensors of now, one per slot; None if there are others than there were."""
-        if self.others or not self._snapshot.is_current():
+        if not self._snapshot.is_current():
             tensors = self._find_tensors()
             if tensors is None:
                 return None
@@ -164,11 +159,6 @@ def _in_optimizers(
                         yield Slot(name, Role.OPTIMIZER_STATE), state, key
             for container, key, name in group_tensors(optimizer, group):
                 yield Slot(f"{at}{name}", Role.BUFFER, is_setting=True), container, key
-
-
-def _others(places: Sequence[python_places.Place]) -> Iterator[Place]:
-    for place in places:
-        yield Slot(place.name, Role.CONSTANT), place.container, place.key
 
 
 def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[int, str]]:

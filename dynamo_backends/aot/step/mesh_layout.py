@@ -1,7 +1,6 @@
 """Where the inputs and outputs of a captured step are on a mesh."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, fx
 
@@ -19,7 +18,7 @@ def layout_of(
     definition: Definition,
     inventory: Inventory,
     recording: Recording,
-    batch: Sequence[Any],
+    batch: Sequence[Tensor],
     replicated: Collection[int] = (),
 ) -> MeshLayout:
     """The layout of a step's graph.
@@ -30,7 +29,7 @@ def layout_of(
         definition: What was captured.
         inventory: What lives on.
         recording: Of the step.
-        batch: The leaves of its arguments.
+        batch: The tensors that it is given.
         replicated: Positions of those that every device has whole.
 
     Raises:
@@ -40,14 +39,13 @@ def layout_of(
     batches = {
         i: parallel.mesh.replicated if i in replicated else parallel.of_batch(x)
         for i, x in enumerate(batch)
-        if isinstance(x, Tensor)
     }
     known = [parallel.mesh.replicated, *slots]
     known += [slots[i] for i in recording.gradient_slots]
     known += batches.values()
     known += [batches[i] for i in recording.batch_with_gradient]
     values = [p.meta["val"] for p in graph.placeholders]
-    tensors = [x for i, x in enumerate(batch) if isinstance(x, Tensor) and i not in replicated]
+    tensors = [x for i, x in enumerate(batch) if i not in replicated]
     like_batch = LikeBatch(parallel.mesh, parallel.batch, tensors)
     inputs = list(known)
     for value, each in zip(values[len(known) :], graph.inputs[len(known) :], strict=True):

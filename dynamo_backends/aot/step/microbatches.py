@@ -29,15 +29,7 @@ class StepCall:
         optimizers: Of the step.
         models: Of the step.
         parts: How many parts the batch is taken in.
-        around_step: Entered around each step of an optimizer; what it yields, if not None, is
-            called in its place.
-        clearing: Entered while gradients are thrown away.
         share_memory: Whether two tensors share memory.
-
-    Attributes:
-        cleared: Ids of the parameters whose gradients were thrown away before any was computed.
-        cleared_late: Ids of those that had none when gradients were thrown away later.
-        begun: Whether a gradient was computed, or an optimizer's step taken.
     """
 
     def __init__(
@@ -45,13 +37,9 @@ class StepCall:
         optimizers: Sequence[torch.optim.Optimizer],
         models: Sequence[nn.Module],
         parts: int,
-        around_step: Callable[[torch.optim.Optimizer], contextlib.AbstractContextManager[Any]],
-        clearing: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
         share_memory: Callable[[Tensor, Tensor], bool] | None = None,
     ):
         self._share_memory = share_memory or _share_storage
-        self._clearing = clearing
-        self._around_step = around_step
         self._optimizers = optimizers
         self._models = models
         self._parts = parts
@@ -59,9 +47,6 @@ class StepCall:
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._losses: list[list[Tensor]] = [[] for _ in range(parts)]
         self._scaled: list[tuple[Any, Tensor]] = []
-        self.cleared: set[int] = set()
-        self.cleared_late: set[int] = set()
-        self.begun = False
 
     def __call__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -76,19 +61,16 @@ class StepCall:
         Returns:
             What it returns for the last part; a loss that it returns is the mean over the parts.
         """
-        with self._patched():
-            if self._parts == 1:
-                return function(*args, **kwargs)
-            with _Backward(self):
-                result = None
-                for part in range(self._parts):
-                    self._part = part
-                    given = pytree.tree_map_only(Tensor, self._slice, (tuple(args), kwargs))
-                    try:
-                        result = function(*given[0], **given[1])
-                    except _EndOfPart:
-                        self._restore()
-                return pytree.tree_map_only(Tensor, self._mean, result)
+        with self._patched(), _Backward(self):
+            result = None
+            for part in range(self._parts):
+                self._part = part
+                given = pytree.tree_map_only(Tensor, self._slice, (tuple(args), kwargs))
+                try:
+                    result = function(*given[0], **given[1])
+                except _EndOfPart:
+                    self._restore()
+            return pytree.tree_map_only(Tensor, self._mean, result)
 
     @property
     def _is_last(self) -> bool:
@@ -143,38 +125,23 @@ class StepCall:
     def _patched(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for optimizer in self._optimizers:
-                parameters = [p for g in optimizer.param_groups for p in g["params"]]
-                stack.enter_context(replaced(optimizer, "step", self._step(optimizer)))
-                stack.enter_context(replaced(optimizer, "zero_grad", self._clear(parameters)))
-            for model in self._models:
-                clear = self._clear(list(model.parameters()))
-                stack.enter_context(replaced(model, "zero_grad", clear))
+                stack.enter_context(replaced(optimizer, "step", self._step))
+            for owner in (*self._optimizers, *self._models):
+                stack.enter_context(replaced(owner, "zero_grad", self._clear))
             yield
 
-    def _step(self, optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
-        def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._is_last:
-                scaler = scaling.scaler_that(scaling.ASKS_FOR_OVERFLOW)
-                if scaler is not None:  # or it would take the next part's gradients for unscaled
-                    scaling.forget_unfinished(scaler)
-                raise _EndOfPart
-            self.begun = True
-            with self._around_step(optimizer) as formula:
-                return (original if formula is None else formula)(*args, **kwargs)
+    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._is_last:
+            return original(*args, **kwargs)
+        scaler = scaling.scaler_that(scaling.ASKS_FOR_OVERFLOW)
+        if scaler is not None:  # or it would take the next part's gradients for unscaled
+            scaling.forget_unfinished(scaler)
+        raise _EndOfPart
 
-        return step
-
-    def _clear(self, parameters: Sequence[Tensor]) -> Callable[..., Any]:
-        def clear(original: Callable[..., Any], set_to_none: bool = True) -> Any:
-            if self._part and not self._losses[self._part]:
-                return None  # gradients of earlier parts are in use
-            with self._clearing():
-                if set_to_none:
-                    without = {id(p) for p in parameters if p.grad is None}
-                    (self.cleared_late if self.begun else self.cleared).update(without)
-                return original(set_to_none=set_to_none)
-
-        return clear
+    def _clear(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._part and not self._losses[self._part]:
+            return None  # gradients of earlier parts are in use
+        return original(*args, **kwargs)
 
 
 def _share_storage(loss: Tensor, result: Tensor) -> bool:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends._torch_private import hooks_on_gradient, is_in_ddp_forward
+from dynamo_backends._torch_private import is_in_ddp_forward
 from dynamo_backends.aot.step.substitution import user_line
 from dynamo_backends.interface.errors import StepCaptureError
 
-_SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step, and {} as in eager'
+_SPLIT = 'pass fallback="split", which runs the step in eager: {}'
 
 
 @dataclass(frozen=True)
@@ -83,39 +83,22 @@ _WRAPPERS = (
 )
 
 
-def refuse_outside_effects(
-    models: Sequence[nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    with_hooks: bool = True,
-) -> None:
-    """Refuses models and optimizers with effects that a graph would not have.
+def outside_effect(
+    models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> str | None:
+    """Why steps of these cannot be compiled; None if nothing is known against it.
 
     Args:
         models: Of the step.
         optimizers: Of the step.
-        with_hooks: Whether the trace calls the hooks of leaves.
-
-    Raises:
-        StepCaptureError: There is one; the error says what to do.
     """
-    reason = outside_effect(models, optimizers, with_hooks)
-    if reason is not None:
-        raise StepCaptureError(reason)
-
-
-def outside_effect(
-    models: Sequence[nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    with_hooks: bool = True,
-) -> str | None:
-    """Why a step of these can never be one graph; None if nothing is known against it."""
     for model in models:
         for path, module in model.named_modules():
             reason = _of_module(module)
             if reason is not None:
                 return reason
             for name, parameter in module.named_parameters(recurse=False):
-                reason = _of_parameter(f"{path}.{name}".lstrip("."), parameter, with_hooks)
+                reason = _of_parameter(f"{path}.{name}".lstrip("."), parameter)
                 if reason is not None:
                     return reason
     for number, optimizer in enumerate(optimizers):
@@ -126,7 +109,7 @@ def outside_effect(
             )
         for group in optimizer.param_groups:
             for i, parameter in enumerate(group["params"]):
-                reason = _of_parameter(f"optimizer[{number}].params[{i}]", parameter, with_hooks)
+                reason = _of_parameter(f"optimizer[{number}].params[{i}]", parameter)
                 if reason is not None:
                     return reason
     return None
@@ -145,7 +128,7 @@ def _text(row: _Refused) -> str:
     return f"{row.name} {row.why}. Such steps cannot be one graph: {row.way_out}."
 
 
-def _of_parameter(name: str, parameter: Tensor, with_hooks: bool) -> str | None:
+def _of_parameter(name: str, parameter: Tensor) -> str | None:
     tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if tensor is not None and isinstance(parameter, tensor):
         return (
@@ -153,19 +136,7 @@ def _of_parameter(name: str, parameter: Tensor, with_hooks: bool) -> str | None:
             "cannot be one graph: make it an ordinary parameter and pass mesh and placements to "
             "compile_step, or " + _SPLIT.format("processes talk to each other")
         )
-    before, _ = hooks_on_gradient(parameter)
-    if with_hooks and any(_counts_nodes(hook) for hook in before.values()):
-        return (
-            f"the parameter {name} has a hook of register_multi_grad_hook, which counts nodes of "
-            "eager's own backward pass and would never run. Use "
-            "register_post_accumulate_grad_hook, call what it does after backward(), or "
-            + _SPLIT.format("hooks run")
-        )
     return None
-
-
-def _counts_nodes(hook: Any) -> bool:
-    return getattr(hook, "__qualname__", "").startswith("register_multi_grad_hook.<locals>")
 
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")

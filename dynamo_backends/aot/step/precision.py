@@ -23,16 +23,11 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-def check_precision(precision: Any, fallback: str) -> None:
-    """Raises `OptionError` for a precision that there is not, or not with this fallback."""
+def check_precision(precision: Any) -> None:
+    """Raises `OptionError` for a precision that there is not."""
     if precision not in PRECISIONS:
         hint = did_you_mean(str(precision), PRECISIONS)
         raise OptionError(f"precision must be 'float32' or 'bf16', not {precision!r}.{hint}")
-    if precision != "float32" and fallback == "split":
-        raise OptionError(
-            'precision="bf16" cannot be combined with fallback="split": torch.compile takes the '
-            "function in parts. Write `with torch.autocast(...)` around the forward pass in it."
-        )
 
 
 def in_bfloat16(

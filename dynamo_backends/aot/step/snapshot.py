@@ -11,11 +11,10 @@ from dynamo_backends.aot.step.batches import BatchSpec
 from dynamo_backends.aot.step.draws import Draws
 from dynamo_backends.aot.step.inventory import Slot
 from dynamo_backends.aot.step.programs import StepProgram
-from dynamo_backends.aot.step.recording import Definition, Recording
+from dynamo_backends.aot.step.recording import Definition, Recording, Result
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import SaveError
 
 
@@ -24,14 +23,16 @@ class Snapshot:
     """One compiled step as it is now.
 
     Attributes:
-        definition: What was captured.
+        definition: Of the step.
         backend: What has compiled it.
         options: Of the backend, as they were given.
         graph: What was compiled. Its inputs are the numbers, then `tensors`, gradients that it does
             not read, the tensors of the batch, `constants` and what `draws` draws.
         program: Compiled from it.
-        recording: Of the function.
-        slots: What lives from step to step; those that live in Python come last.
+        recording: Of its calls.
+        results: One per leaf of what the function returned.
+        spec: How these are put together.
+        slots: What lives from step to step.
         tensors: One per slot.
         constants: Tensors that the graph owns.
         draws: Draws its random numbers.
@@ -46,6 +47,8 @@ class Snapshot:
     graph: Graph
     program: StepProgram
     recording: Recording
+    results: Sequence[Result]
+    spec: Any
     slots: Sequence[Slot]
     tensors: Sequence[Tensor]
     constants: Sequence[Tensor]
@@ -74,18 +77,7 @@ class Snapshot:
             yield "its tensors are not on the CPU"
         if self.program.prefers_eager or self.program.comparison is not None:
             yield f"{self.backend.name} takes its steps in eager, or has not yet decided"
-        if recording.effects or recording.first:
-            yield (
-                "it does something in Python at each call (prints, counts, calls a scheduler). "
-                "Do that outside of the function"
-            )
-        for place in recording.conditions.promoted:
-            yield f"it reads a Python number that changes ({place.name}). Pass it as an argument"
         yield from self._reasons_of_gradients()
-        if recording.scalers:
-            yield "it uses a GradScaler, whose state lives in Python"
-        if recording.recomputed:
-            yield "it leaves tensors in attributes of modules, such as weight_norm's"
         if recording.aliases.bases:
             yield f"tensors of it share memory ({', '.join(recording.aliases.names)})"
         if any(x.is_meta or x.is_sparse for x in self.tensors):
@@ -94,9 +86,6 @@ class Snapshot:
             yield "a counter, or a setting that is a tensor, decides what it does"
         for node in filter(is_random, self.graph.calls):
             yield f"{node.target} draws random numbers that depend on what the step computes"
-        for slot, x in zip(self.slots, self.graph.inputs[1:], strict=False):
-            if slot.role is Role.CONSTANT and x.updated_by is not None:
-                yield f"it writes to {slot.name}, which is of no model or optimizer"
 
     def _reasons_of_gradients(self) -> Iterator[str]:
         recording = self.recording

@@ -155,9 +155,9 @@ class Substitution(TorchFunctionMode):
         written = list(rewrites.written(func, args, kwargs))
         for target in written:
             scalars.forget(target)
-        result = self._scaling.handle(func, args, kwargs)
+        result = self._scaling.handle(func, args)
         if result is not NotImplemented:
-            return self.fake(result) if func is torch.full else result
+            return result
         if func in _ASKS:
             return self._ask(func, args, kwargs)
         on_lists = rewrites.on_lists(func, self._call)

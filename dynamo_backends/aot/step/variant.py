@@ -1,17 +1,15 @@
-"""One compiled step: for one kind of batch, as long as its guards hold."""
+"""One compiled program of a step: it may run as long as its guards hold."""
 
-import operator
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.aot.step.backends import StepBackend
-from dynamo_backends.aot.step.batches import BatchSpec, shared_memory
+from dynamo_backends.aot.step.batches import shared_memory
 from dynamo_backends.aot.step.capture import record
 from dynamo_backends.aot.step.draws import hoist
 from dynamo_backends.aot.step.functional import (
@@ -24,9 +22,9 @@ from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
 from dynamo_backends.aot.step.mesh_layout import layout_of
 from dynamo_backends.aot.step.programs import StepProgram
-from dynamo_backends.aot.step.python_state.places import Place
-from dynamo_backends.aot.step.recording import Definition, Result
+from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.refusals import refuse_shared_writes, refuse_sparse, refused_by
+from dynamo_backends.aot.step.replay.straight_line import StraightLine
 from dynamo_backends.aot.step.sent_numbers import CPU, SentNumbers
 from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.graph.canonicalize import CANONICALIZE
@@ -41,12 +39,7 @@ from dynamo_backends.graph.position_checks import (
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.interface.counters import keep_count_of
-from dynamo_backends.interface.publishing import (
-    NO_OPERATORS,
-    publish,
-    publish_uncaptured,
-    uncaptured_error,
-)
+from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done
 from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
@@ -65,23 +58,21 @@ def _device_of(inventory: Inventory) -> torch.device:
 
 
 class Variant:
-    """A step that was captured and compiled.
+    """The calls of a record, traced and compiled.
 
     Args:
-        definition: What to capture.
+        line: The calls.
+        definition: Of the step.
         backend: What compiles it.
         inventory: What lives on.
-        batch: The leaves of the arguments that it is captured with.
-        batch_spec: How they are put together.
-        promoted: Places in Python whose numbers are inputs.
-        python: See `capture.record`.
+        batch: The tensors that the calls are given besides.
         pure: What it returns is computed, and nothing is changed.
-        replicated: On a mesh the positions of leaves that every device has whole.
+        replicated: On a mesh the positions of tensors that every device has whole.
 
     Attributes:
-        definition: What was captured.
-        recording: Of the function.
-        slots: What lives from step to step; those that live in Python come last.
+        definition: Of the step.
+        recording: Of the calls.
+        slots: What lives from step to step.
         graph: What was compiled.
         program: Compiled from it.
         constants: Tensors that the graph owns.
@@ -93,34 +84,30 @@ class Variant:
 
     Raises:
         StepCaptureError: It cannot be one graph, or the backend cannot run all of it.
-        UndeclaredTensors: It uses tensors that the inventory does not have.
     """
 
     def __init__(
         self,
+        line: StraightLine,
         definition: Definition,
         backend: StepBackend,
         inventory: Inventory,
-        batch: Sequence[Any],
-        batch_spec: BatchSpec,
-        promoted: Sequence[Place] = (),
-        python: Any = None,
+        batch: Sequence[Tensor],
         pure: bool = False,
         replicated: frozenset[int] = frozenset(),
     ):
         self._replicated = replicated
         start = time.perf_counter()
         where = _device_of(inventory) if backend.numbers_with_tensors else CPU
-        recording = record(definition, inventory, batch, batch_spec, promoted, where, python)
+        recording = record(line, definition, inventory, batch, where)
         if pure:
             recording = without_effects(recording)
         self._sent = SentNumbers(where)
         self.recording = recording
         self.last_used = 0
         self.definition = definition
-        self._others = OtherTensors(inventory)
         self.slots = tuple(inventory.slots)
-        self.guards = Guards(definition, inventory, recording)
+        self.guards = Guards(inventory, recording)
         with refused_by(backend.name):
             step = functionalize(recording, backend.decompositions)
             step = without_updates(step) if pure else step
@@ -147,16 +134,7 @@ class Variant:
             self.program = self._verified(self.program, backend)
         self.capture_seconds = captured - start
         self._name = graph_name(self.report)
-        # A part of a step (see `replay`) may have no operators; the step has some elsewhere.
-        if python is not None or not self._has_no_operators():
-            publish(self.report)
-        elif backend.strict:
-            raise uncaptured_error(backend.name, _name_of(definition), NO_OPERATORS)
-        else:
-            publish_uncaptured(self.report, _name_of(definition), NO_OPERATORS)
-
-    def _has_no_operators(self) -> bool:
-        return all(node.target is torch.ops.aten.alias.default for node in self.graph.calls)
+        publish(self.report)
 
     def _checks(
         self, graph: Graph, constants: Sequence[Tensor], backend: StepBackend
@@ -185,47 +163,18 @@ class Variant:
             reduced=backend.reduced,
         )
 
-    @property
-    def has_first(self) -> bool:
-        """Whether something is to be done in Python before the numbers are read."""
-        return bool(self.recording.first)
-
-    def do_first(self) -> None:
-        """Does it."""
-        for effect in self.recording.first:
-            effect.replay(lambda result: result.value)
-
-    def tensors(self, base: list[Tensor]) -> list[Tensor] | None:
-        """The tensors of now, one per slot; None if one in Python is no tensor any more.
-
-        Args:
-            base: Those of models and optimizers.
-        """
-        return self._others.after(base)
-
-    def numbers(self, base: tuple[float, ...]) -> tuple[float, ...] | None:
-        """The numbers of now; None if one in Python is no number of its kind any more.
-
-        Args:
-            base: Those of optimizers and batch.
-        """
-        promoted = self.recording.conditions.promoted
-        if not promoted:
-            return base
-        numbers = [place.get() for place in promoted]
-        if list(map(type, numbers)) != self.recording.promoted_types:
-            return None
-        return (*base, *numbers)
-
     def __call__(
-        self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Any]
-    ) -> Any:
-        """Runs one step.
+        self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Tensor]
+    ) -> list[Any]:
+        """Runs it.
 
         Args:
             tensors: One per slot of the inventory.
             numbers: The numbers of this step.
-            batch: The leaves of the arguments.
+            batch: The tensors that the calls are given besides.
+
+        Returns:
+            What the calls return.
 
         Raises:
             OutOfRangeError: Positions are out of range; nothing has changed.
@@ -234,13 +183,13 @@ class Variant:
             return self._run(tensors, numbers, batch)
 
     def _run(
-        self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Any]
-    ) -> Any:
+        self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Tensor]
+    ) -> list[Any]:
         recording = self.recording
         inputs = [self._sent(numbers), *tensors]
         inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
-        inputs += [x for x in self._given(batch) if isinstance(x, Tensor)]
-        inputs += [batch[i].grad for i in recording.batch_with_gradient]
+        inputs += self._given(batch)
+        inputs += [batch[i].grad for i in recording.batch_with_gradient]  # type: ignore[misc]
         inputs += recording.aliases.bases
         if self._outside is not None and self._outside(inputs):
             raise OutOfRangeError
@@ -260,7 +209,7 @@ class Variant:
             raise
         return self._result(outputs, tensors, numbers)
 
-    def _given(self, batch: Sequence[Any]) -> Sequence[Any]:
+    def _given(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
         """The batch; while steps are compared with eager that of all processes."""
         if self._ranks is None or not isinstance(self.program, VerifiedStep):
             return batch
@@ -275,7 +224,7 @@ class Variant:
             return self.draws()
 
     def _leave_gradients(
-        self, taken: list[Any], tensors: Sequence[Tensor], batch: Sequence[Any]
+        self, taken: list[Any], tensors: Sequence[Tensor], batch: Sequence[Tensor]
     ) -> list[Tensor]:
         """Sets what gradients the step leaves; returns its outputs. May be repeated."""
         outputs = self.program.outputs(taken)
@@ -284,59 +233,19 @@ class Variant:
                 tensors[i].grad = None
         for output, i in self.recording.gradients:
             tensors[i].grad = outputs[output]
-        for attribute in self.recording.recomputed:
-            attribute.set(outputs)
         for output, i in self.recording.batch_gradients:
             batch[i].grad = outputs[output]
         return outputs
 
     def _result(
         self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], numbers: tuple[float, ...]
-    ) -> Any:
-        recording = self.recording
+    ) -> list[Any]:
         sources: dict[str, Any] = {
             "output": lambda i: outputs[i],
             "slot": lambda i: tensors[i],
             "term": lambda term: term.number(numbers),
-            "constant": lambda value: value,
         }
-
-        def evaluate(result: Result) -> Any:
-            return sources[result.kind](result.value)
-
-        # Values first: what is written to a place may be read for another.
-        for effect in recording.effects:
-            effect.replay(evaluate)
-        return pytree.tree_unflatten(map(evaluate, recording.results), recording.spec)
-
-
-class OtherTensors:
-    """The tensors of a recording that live in Python, behind those of models and optimizers.
-
-    Args:
-        inventory: What it was recorded with.
-    """
-
-    def __init__(self, inventory: Inventory):
-        self._places = inventory.others
-        self._base: list[Tensor] | None = None
-        self._seen: list[Any] = []
-        self._all: list[Tensor] = []
-
-    def after(self, base: list[Tensor]) -> list[Tensor] | None:
-        """All tensors of now; None if there is no such tensor, or one stands for two."""
-        if not self._places:
-            return base
-        now = [place.get() for place in self._places]
-        if base is self._base and all(map(operator.is_, now, self._seen)):
-            return self._all
-        together = [*base, *now]
-        if not all(isinstance(t, Tensor) for t in now):
-            return None
-        if len({id(t) for t in together}) != len(together):
-            return None
-        self._base, self._seen, self._all = base, now, together
-        return together
+        return [sources[result.kind](result.value) for result in self.recording.results]
 
 
 def _report(backend: str, graph: Graph, seconds: float, from_disk: bool) -> GraphReport:
@@ -344,8 +253,3 @@ def _report(backend: str, graph: Graph, seconds: float, from_disk: bool) -> Grap
     report.note_compilation(Compilation((), 1, report.cache_hits, seconds))
     report.ops_on_backend = count_ops(graph.calls)
     return report
-
-
-def _name_of(definition: Definition) -> str:
-    function = definition.function
-    return str(getattr(function, "__qualname__", type(function).__name__))

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dynamo_backends.aot.step.batches import is_simple
 from dynamo_backends.aot.step.cached import parts_of_step
 from dynamo_backends.aot.step.hyperparameters import group_numbers, read_number
-from dynamo_backends.aot.step.python_state.places import is_simple
 from dynamo_backends.aot.step.questions import asked, numbers_of
 from dynamo_backends.aot.step.recording import Result
 from dynamo_backends.aot.step.scalars import CONVERSIONS
@@ -188,8 +188,8 @@ def _batch(step: Snapshot, first_number: int) -> dict[str, Any]:
 
 
 def _results(step: Snapshot) -> dict[str, Any]:
-    leaves = [_result(result) for result in step.recording.results]
-    return made(pytree.tree_unflatten(leaves, step.recording.spec), _place, "a result")
+    leaves = [_result(result) for result in step.results]
+    return made(pytree.tree_unflatten(leaves, step.spec), _place, "a result")
 
 
 def _result(result: Result) -> Any:

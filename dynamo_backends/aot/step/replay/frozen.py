@@ -24,11 +24,12 @@ from dynamo_backends.aot.step.replay.frozen_calls import (
     Source,
     describe,
 )
-from dynamo_backends.aot.step.replay.lowering import RecordProgram, numbers_in
+from dynamo_backends.aot.step.replay.lowering import RecordProgram
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.session import Session
-from dynamo_backends.aot.step.replay.step import MAX_PROGRAMS, ReplayStep
+from dynamo_backends.aot.step.replay.step import MAX_PROGRAMS, MAX_VARIANTS, Step
+from dynamo_backends.aot.step.replay.straight_line import numbers_in
 from dynamo_backends.aot.step.replay.trie import (
     Entry,
     Node,
@@ -36,7 +37,6 @@ from dynamo_backends.aot.step.replay.trie import (
     process_state,
     torch_state,
 )
-from dynamo_backends.aot.step.step import MAX_VARIANTS
 from dynamo_backends.aot.step.substitution import name_of
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
 from dynamo_backends.runtime.lru import LRU
@@ -147,7 +147,7 @@ class _Kind:
         self.reason = "goes another way at each call"
 
 
-class FrozenStep(ReplayStep):
+class FrozenStep(Step):
     """A compiled training step; the function runs for the first calls of each kind.
 
     Attributes:
@@ -289,7 +289,7 @@ class FrozenStep(ReplayStep):
             raise
 
     def _before_programs(self, session: Session, result: Any) -> None:
-        """See `ReplayStep`: the results are placeholders, and all contents are as they were."""
+        """See `Step`: the results are placeholders, and all contents are as they were."""
         is_alike = session.following and session.replaying and not session.executed
         segment = session.segment
         if not is_alike or session.cuts or segment.node is segment.trie.root:

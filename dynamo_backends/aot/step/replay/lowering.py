@@ -1,218 +1,23 @@
-"""From a record to a program: its calls, written out as a straight line, are compiled."""
+"""From a record to a program: its calls, as a function without branches, are compiled."""
 
-import contextlib
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from dynamo_backends._torch_private import (
-    graph_being_traced,
-    mark_backward_pass,
-    storage_id,
-)
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import flatten_batch, shared_memory
 from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.inventory import Inventory
-from dynamo_backends.aot.step.python_state.following import Conditions
-from dynamo_backends.aot.step.python_state.places import Place
 from dynamo_backends.aot.step.recording import Definition
-from dynamo_backends.aot.step.replay.engine import DONE
-from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
+from dynamo_backends.aot.step.replay.interpreter import group_numbers_as
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
-from dynamo_backends.aot.step.replay.tape import Tape, begin, change_tape, proceed
-from dynamo_backends.aot.step.replay.templates import Number, leaves
-from dynamo_backends.aot.step.replay.trie import Entry, Trie
+from dynamo_backends.aot.step.replay.straight_line import StraightLine
+from dynamo_backends.aot.step.replay.trie import Entry
 from dynamo_backends.aot.step.variant import Variant
 from dynamo_backends.interface.errors import StepCaptureError, text_of
-
-
-class StraightLine:
-    """The calls of a record as a function; it reads nothing in Python but numbers of the record.
-
-    It is what `capture.record` follows instead of a user's function.
-
-    Args:
-        trie: Of the record.
-        path: The calls.
-        outputs: The numbers of the tensors that are returned.
-        tensors: What lives on.
-        copies: Copies are returned: what lives on keeps its contents, and the calls change them.
-
-    Attributes:
-        inputs: The numbers of its arguments; None: no call takes it.
-    """
-
-    def __init__(
-        self,
-        trie: Trie,
-        path: Sequence[Entry],
-        outputs: Sequence[int],
-        tensors: Sequence[Tensor],
-        copies: bool,
-    ):
-        self._trie = trie
-        self._path = path
-        self._outputs = outputs
-        self._copies = copies
-        mentioned = {n for entry in path for n in entry.mentioned()}
-        self.slots = [n for n in sorted(mentioned) if trie.kinds[n] == "slot"]
-        self.all_inputs = [
-            n
-            for n in sorted(mentioned.union(outputs))
-            if trie.kinds[n] == "input" or n in trie.batch
-        ]
-        self.views = _Views([(n, trie.values[n]) for n in self.all_inputs], tensors)
-        self.inputs: list[int | None] = [n for n in self.all_inputs if n not in self.views.bases]
-        self.places = sorted({index for entry in path for index in numbers_in(entry)})
-        self.numbers = [trie.numbers[i] for i in self.places]
-        self._stand_ins: dict[int, Any] = {}
-        self.entry: Entry | None = None
-
-    def __call__(self, *inputs: Any) -> list[Any]:
-        """Runs the calls."""
-        tensors: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
-        tensors.update((n, self._trie.values[n]) for n in self.slots)
-        tensors.update(self.views.create())
-        before = change_tape(Tape())
-        passes = _Passes()
-
-        def note(entry: Entry) -> None:
-            self.entry = entry
-            passes.note(entry)
-
-        try:
-            execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, note)
-            passes.note(None)
-        finally:
-            change_tape(before).clear()
-        self.entry = None
-        results = [tensors[n] for n in self._outputs]
-        return [result.clone() for result in results] if self._copies else results
-
-    def after_step_of(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer's step has been traced."""
-
-    @contextlib.contextmanager
-    def set_up(self, stand_ins: Sequence[Tensor]) -> Iterator[None]:
-        """Inside: tensors stand in for numbers that are inputs."""
-        self._stand_ins = dict(zip(self.places, stand_ins, strict=True))
-        yield
-
-    def follow(self) -> contextlib.AbstractContextManager[Any]:
-        """Inside: the calls are traced."""
-        return contextlib.nullcontext()
-
-    def effects(self, to_leaf: Any) -> list[Any]:
-        """Nothing is left to be done in Python."""
-        return []
-
-    def first(self, to_leaf: Any) -> list[Any]:
-        """Nor before the calls."""
-        return []
-
-    def places_of(self, tensors: Sequence[Tensor]) -> list[Place | None]:
-        """Where undeclared tensors were read."""
-        raise StepCaptureError(
-            f"the step uses {len(tensors)} tensors that are neither its inputs nor of its models "
-            "and optimizers, inside of an optimizer."
-        )
-
-    def conditions(self, tensors: Sequence[Place]) -> Conditions:
-        """It depends on nothing in Python."""
-        return Conditions((), (), (), (), ())
-
-
-class _Passes:
-    """Marks what backward passes that are divided leave in the graph that is traced."""
-
-    def __init__(self) -> None:
-        self._last: Entry | None = None
-        self._before: fx.Node | None = None
-        self._numbers = itertools.count(-1, -1)  # those of passes that are not divided are positive
-
-    def note(self, entry: Entry | None) -> None:
-        """A call begins; None: all have been traced."""
-        last, self._last = self._last, entry
-        if last is not None and _is_part(last) and last.result.items[0] == DONE:
-            later = reversed(graph_being_traced().nodes)
-            nodes = itertools.takewhile(lambda node: node is not self._before, later)
-            mark_backward_pass(list(nodes), next(self._numbers))
-        if entry is not None and entry.function is begin and _is_part(entry):
-            self._before = next(iter(reversed(graph_being_traced().nodes)))
-
-
-def _is_part(entry: Entry) -> bool:
-    """Returns whether a call is a part of a backward pass that is within no other."""
-    return entry.function in (begin, proceed) and entry.args.items[0] == 0
-
-
-def numbers_in(entry: Entry) -> set[int]:
-    """The numbers of a call that are inputs, by their places in the trie."""
-    both = (*leaves(entry.args), *leaves(entry.kwargs))
-    return {leaf.index for leaf in both if type(leaf) is Number}
-
-
-class _Views:
-    """Inputs of a record that are views of tensors that live on, such as a weight's `detach()`.
-
-    A program with both as inputs would not know that they share memory. It gets the tensor that
-    lives on and makes the view itself. Views with a history are left as they are.
-
-    Args:
-        inputs: The inputs with their numbers.
-        tensors: What lives on.
-
-    Attributes:
-        bases: For each input that is a view the position of the tensor that lives on.
-    """
-
-    def __init__(self, inputs: Sequence[tuple[int, Tensor]], tensors: Sequence[Tensor]):
-        self._tensors = tensors
-        self._storages = {storage_id(t): i for i, t in reversed(list(enumerate(tensors)))}
-        self._storages.pop(None, None)
-        self.bases = self._find(inputs, tensors)
-        self._geometry = {n: _geometry(x) for n, x in inputs if n in self.bases}
-
-    def _find(
-        self, inputs: Iterable[tuple[int, Tensor]], tensors: Sequence[Tensor]
-    ) -> dict[int, int]:
-        found = {}
-        for number, view in inputs:
-            storage = storage_id(view)
-            i = self._storages.get(storage)
-            if i is not None and not view.requires_grad and storage_id(tensors[i]) == storage:
-                found[number] = i
-        return found
-
-    def are_apart(self, inputs: Sequence[Tensor]) -> bool:
-        """Returns whether no input shares memory with another one, or with what lives on."""
-        storages = list(map(storage_id, inputs))
-        is_alone = len(set(storages)) == len(storages) and None not in storages
-        return is_alone and self._storages.keys().isdisjoint(storages)
-
-    def hold(self, inputs: Sequence[tuple[int, Tensor]], tensors: Sequence[Tensor]) -> bool:
-        """Whether the inputs of a call are views of the same tensors in the same way."""
-        return self._find(inputs, tensors) == self.bases and all(
-            _geometry(x) == self._geometry[n] for n, x in inputs if n in self.bases
-        )
-
-    def create(self) -> dict[int, Tensor]:
-        """Creates the views, inside of a trace; returns them by their numbers."""
-        views = {}
-        for number, i in self.bases.items():
-            views[number] = base = self._tensors[i].detach()
-            if _geometry(base) != self._geometry[number]:  # such a view can be read, not written to
-                views[number] = base.as_strided(*self._geometry[number])
-        return views
-
-
-def _geometry(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], int]:
-    return tensor.shape, tensor.stride(), int(tensor.storage_offset())
 
 
 class RecordProgram:
@@ -269,16 +74,11 @@ class RecordProgram:
             if n in segment.parts:
                 spec_of_whole = segment.trie.specs[n]
                 batch[i] = torch.empty(spec_of_whole.size, dtype=spec_of_whole.dtype)
-        leaves_of_batch, spec = flatten_batch((tuple(batch), {}))
-        straight = Definition(
-            self._line, definition.models, definition.optimizers, parallel=definition.parallel
-        )
         try:
             with group_numbers_as(definition.optimizers, segment.numbers):
                 self.variant = Variant(
-                    straight, backend, inventory, leaves_of_batch, spec,
-                    python=self._line, pure=pure, replicated=replicated,
-                )  # fmt: skip
+                    self._line, definition, backend, inventory, batch, pure, replicated
+                )
         except NewStateError:
             raise
         except StepCaptureError as error:
@@ -330,7 +130,7 @@ class RecordProgram:
         given = [self.trie.values[n] for n in self._line.all_inputs]
         tensors, numbers = inventory.tensors, self._numbers(segment)
         if self._is_apart and self._line.views.are_apart(given):
-            return self.variant.guards.why_not_inputs(tensors, numbers) is None
+            return self.variant.guards.why_not(tensors, numbers) is None
         return (
             self.accepts(tensors, numbers, given)
             and shared_memory(self._batch(segment)) == self._shared
@@ -346,13 +146,13 @@ class RecordProgram:
             numbers: Of the optimizers, then those of the record.
             given: One tensor for each number of `given`.
         """
-        if self.variant.guards.why_not_inputs(tensors, numbers) is not None:
+        if self.variant.guards.why_not(tensors, numbers) is not None:
             return False
         return self._line.views.hold(list(zip(self._line.all_inputs, given, strict=True)), tensors)
 
     def why_not_next(self, inventory: Inventory) -> str | None:
         """Why it may not run for the next call, if that goes the same way; None: it may."""
-        return self.variant.guards.why_not_inputs(inventory.tensors, self._numbers(None))
+        return self.variant.guards.why_not(inventory.tensors, self._numbers(None))
 
     def numbers_of_optimizers(self, segment: Segment | None) -> list[Any]:
         """The optimizers' numbers, as they were when each took its step."""

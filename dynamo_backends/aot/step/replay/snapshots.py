@@ -1,7 +1,7 @@
 """A step in a file: the program of its last call, with places for what it takes and returns."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import flatten_batch, kind_of_leaf, shared_memory
 from dynamo_backends.aot.step.inventory import Inventory
-from dynamo_backends.aot.step.recording import Definition, Recording, Result
+from dynamo_backends.aot.step.recording import Definition, Result
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.segment import Segment
@@ -191,8 +191,10 @@ def _left_behind(call: LastCall, path: Sequence[Entry]) -> Iterator[str]:
         yield f"it leaves a tensor in Python, which was computed at {line}. Return it instead"
 
 
-def _with_results(program: RecordProgram, call: LastCall, inventory: Inventory) -> Recording:
-    """The recording of a program, with what the function returned."""
+def _results(
+    program: RecordProgram, call: LastCall, inventory: Inventory
+) -> tuple[tuple[Result, ...], Any]:
+    """Where the leaves of what the function returned come from, and how they are put together."""
     segment = call.segment
     trie = program.trie
     slots = {id(t): i for i, t in enumerate(inventory.tensors)}
@@ -205,8 +207,7 @@ def _with_results(program: RecordProgram, call: LastCall, inventory: Inventory) 
         return program.variant.recording.results[program.outputs.index(number)]
 
     flat, spec = pytree.tree_flatten(_filled(call.result, place))
-    results = tuple(x if isinstance(x, Result) else _result(x, numbers) for x in flat)
-    return replace(program.variant.recording, results=results, spec=spec)
+    return tuple(x if isinstance(x, Result) else _result(x, numbers) for x in flat), spec
 
 
 def _result(value: Any, numbers: Sequence[Any]) -> Result:
@@ -263,7 +264,7 @@ def program_snapshot(
     snapshot = Snapshot(
         definition, backend, dict(options), variant.graph,
         compiled.compiled if isinstance(compiled, VerifiedStep) else compiled,
-        _with_results(program, call, inventory), variant.slots, inventory.tensors,
+        variant.recording, *_results(program, call, inventory), variant.slots, inventory.tensors,
         (*parameters.tensors[parameters.count :], *variant.constants), variant.draws, spec, kinds,
         variant.checks,
     )  # fmt: skip

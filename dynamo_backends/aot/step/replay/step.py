@@ -1,23 +1,28 @@
-"""A compiled step whose Python runs at every call."""
+"""A compiled training step: its Python runs at every call, its torch calls are compiled."""
 
-import contextlib
 import itertools
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
+from dynamo_backends.aot.step.backends import step_backend
 from dynamo_backends.aot.step.batches import flatten_batch
 from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.checks import all_or_nothing
-from dynamo_backends.aot.step.inventory import Slot
+from dynamo_backends.aot.step.inventory import Inventory, Slot
+from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.optimizers import create_state
+from dynamo_backends.aot.step.outside import outside_effect
+from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
 from dynamo_backends.aot.step.replay.mesh import WholeBatch, move_written
@@ -38,16 +43,30 @@ from dynamo_backends.aot.step.replay.snapshots import (
 from dynamo_backends.aot.step.replay.tape import Tape, change_tape
 from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
 from dynamo_backends.aot.step.snapshot import Snapshot
-from dynamo_backends.aot.step.step import MAX_VARIANTS, Step
 from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
+from dynamo_backends.interface.publishing import (
+    NO_OPERATORS,
+    publish_uncaptured,
+    uncaptured_error,
+)
+from dynamo_backends.interface.registry import load
+from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.device_moves import move_together
+from dynamo_backends.runtime.device_values import home_named
 from dynamo_backends.runtime.foreign import refuse_step
 from dynamo_backends.runtime.position_checks import OutOfRangeError
+from dynamo_backends.runtime.residency import home_of
 
 log = logging.getLogger("dynamo_backends")
 
 MAX_PROGRAMS = 8
 """How many programs one place of a record may have."""
+
+MAX_VARIANTS = 64
+"""How many programs a step keeps; the least recently used one goes first."""
+
+_SAVING = "dynamo_backends.package.steps.saving:save_step"  # of a higher layer
 
 _OTHER_WAY = "another way through the step, or other tensors that are kept"
 _OTHER_ORDER = "a file has the arguments in their order"
@@ -55,21 +74,54 @@ _OTHER_ORDER = "a file has the arguments in their order"
 MANY = 16  # calls that go another way at one line: worth a warning
 
 
-class ReplayStep(Step):
-    """A compiled training step; the function runs at every call, tensor math is compiled.
+class Step:
+    """A compiled training step; call it like the function.
+
+    The function runs at every call. Its torch calls are compared with a record, and compiled.
+
+    Args:
+        definition: What to compile.
+        backend: The name of what compiles it.
+        options: Of the backend.
+        fallback: "error" or "split": what becomes of parts that cannot be compiled.
 
     Attributes:
+        compilations: How many graphs were compiled.
+        reasons: Why each of them but the first was compiled.
+        eager_steps: How many steps ran in eager: because they went a new way, which is recorded in
+            eager, or because autotune compared eager, or chose it.
         cuts: At how many places the last call needed a value in the middle.
         divergences: The lines at which calls went another way than all before.
         refusals: Parts that run in eager, with the reason.
+
+    Raises:
+        StepCaptureError: A model or optimizer can be part of no program, and `fallback` is "error".
     """
 
-    def __init__(self, definition: Any, backend: str, options: Any, fallback: str):
-        super().__init__(definition, backend, options, fallback)
-        self._split = None  # it runs in eager where it must
+    def __init__(
+        self,
+        definition: Definition,
+        backend: str,
+        options: Mapping[str, Any] | None,
+        fallback: str,
+    ):
+        self.compilations = 0
+        self.eager_steps = 0
+        self.reasons: list[str] = []
         self.cuts = 0
         self.divergences: list[str] = []
         self.refusals: dict[str, str] = {}
+        self._definition = definition
+        parallel = definition.parallel
+        mesh = None if parallel is None else parallel.mesh
+        self._backend = step_backend(backend, options, mesh=mesh)
+        self._options = options
+        self._fallback = fallback
+        self._is_eager = self._refuse_outside_effects()
+        self._is_checked = False
+        self._inventory: Inventory | None = None
+        self._uses = itertools.count()
+        self._retired_launches = 0
         self._tries: dict[Any, Trie] = {}
         self._living: list[Tensor] = []
         self._lives: dict[int, Any] = {}
@@ -80,16 +132,72 @@ class ReplayStep(Step):
         self._last: LastCall | None = None
         self._held: Sequence[int] = ()
 
+    def _refuse_outside_effects(self) -> bool:
+        """Returns whether all calls have to run in eager, because of a model or an optimizer."""
+        reason = outside_effect(self._definition.models, self._definition.optimizers)
+        if reason is None:
+            return False
+        if self._fallback == "error":
+            raise StepCaptureError(reason)
+        log.warning("%s The step runs in eager.", reason)
+        self.refusals[""] = reason
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Refuses copies and pickles.
+
+        Raises:
+            TypeError: Always; the message says what to do.
+        """
+        raise TypeError(
+            "a compiled step can be neither copied nor pickled: it is bound to its model and "
+            "optimizer. Copy those, and call dynamo_backends.compile_step for the copies."
+        )
+
+    @property
+    def recompiles(self) -> int:
+        """Counts the graphs that were compiled after the first."""
+        return max(0, self.compilations - 1)
+
+    @property
+    def reports(self) -> list[GraphReport]:
+        """One for each compiled graph that is kept; of a step on a mesh they say what is where."""
+        return [variant.report for variant in self._all_variants()]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Step.__call__`.
+        """Takes one step.
+
+        Returns:
+            What the function returns; tensors in it are detached.
 
         Raises:
             StepCaptureError: A part of it cannot be compiled, and `fallback` is "error".
+            RankError: Another process of the mesh has ended, is suspended or does something else.
         """
         if active_session() is not None:
             return self._definition.function(*args, **kwargs)  # a step within a step
         with self._lock:
+            if self._is_eager:
+                self.eager_steps += 1
+                result = self._accumulated(args, kwargs, None)
+                return pytree.tree_map_only(Tensor, _detached, result)
             return self._call(args, kwargs)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the step into one file, from which `load_step` makes a callable step.
+
+        What is written is the program of the last call, with parameters, buffers, optimizer state
+        and numbers such as the learning rate as they are now. A loaded step runs no Python of the
+        function.
+
+        Args:
+            path: Of the file; it is replaced if it exists.
+
+        Raises:
+            SaveError: No step was taken yet, or it does what a file cannot hold.
+        """
+        write: Callable[[Any, Snapshot], None] = load(_SAVING)
+        write(path, self.snapshot())
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._look()
@@ -102,7 +210,8 @@ class ReplayStep(Step):
         try:
             self._patches.enter(session)
             session.__enter__()
-            result = self._function(session, *given.pop())
+            args, kwargs = given.pop()
+            result = self._accumulated(args, kwargs, session.share_memory)
             pop_function_modes(modes)
             self._patches.exit()
             self._before_programs(session, result)
@@ -120,6 +229,8 @@ class ReplayStep(Step):
             self._note_divergence(session.divergence)
         if session.executed:
             self.eager_steps += 1
+        else:
+            self._check_that_something_was_compiled()
         if self._definition.parallel is not None:
             return result
         segment, last = session.segment, self._last
@@ -134,6 +245,19 @@ class ReplayStep(Step):
                 Tensor, lambda x: detached.setdefault(id(x), _detached(x)), result
             )
         return result
+
+    def _check_that_something_was_compiled(self) -> None:
+        """Says so if no operator was compiled at the first call that is followed to its end."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        if self.eager_steps > 1 or any(report.ops_on_backend for report in self.reports):
+            return
+        backend, function = self._backend, self._definition.function
+        name = str(getattr(function, "__qualname__", type(function).__name__))
+        if backend.strict:
+            raise uncaptured_error(backend.name, name, NO_OPERATORS)
+        publish_uncaptured(GraphReport(backend.name, "step"), name, NO_OPERATORS)
 
     def _before_programs(self, session: Session, result: Any) -> None:
         """The function has returned, and its last program has not run."""
@@ -184,7 +308,7 @@ class ReplayStep(Step):
             )  # fmt: skip
             self.divergences.clear()
 
-    def _function(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _accumulated(self, args: tuple[Any, ...], kwargs: dict[str, Any], share_memory: Any) -> Any:
         """Calls the user's function, for each part of the batch if it is accumulated."""
         definition = self._definition
         if definition.accumulate == 1:
@@ -193,8 +317,7 @@ class ReplayStep(Step):
             definition.optimizers,
             definition.models,
             definition.accumulate,
-            lambda _: contextlib.nullcontext(),
-            share_memory=session.share_memory,
+            share_memory,
         )
         return call(definition.function, args, kwargs)
 
@@ -268,6 +391,37 @@ class ReplayStep(Step):
         self._living = tensors
         self._lives = dict.fromkeys(map(id, tensors))
 
+    def _tensors(self) -> list[Tensor] | None:
+        return self._inventory.refresh() if self._inventory is not None else None
+
+    def _take_stock(self) -> None:
+        self._inventory = Inventory(self._definition.models, self._definition.optimizers)
+        self._settle(self._inventory)
+
+    def _settle(self, inventory: Inventory) -> None:
+        """Where the backend keeps values on devices, all that lives on moves there."""
+        definition, target = self._definition, self._backend.target
+        if definition.parallel is not None and target is not None:
+            several = definition.models, definition.optimizers
+            ranks = ranks_of(definition.parallel)
+            if ranks is not None:
+                begin_alike(ranks, definition.parallel, inventory, target.name)
+            definition.parallel.settle(inventory, *several, target)
+            return
+        found = home_of(inventory.tensors)
+        if found is not None and self._backend.home is None:
+            self._backend = step_backend(self._backend.name, self._options, found)
+        home = self._backend.home
+        if home is None:
+            return
+        pairs = zip(inventory.slots, inventory.tensors, strict=True)
+        move_together((t for slot, t in pairs if not slot.is_setting), home_named(home))
+
+    def _synchronize(self) -> None:
+        assert self._inventory is not None
+        if any(t.is_cuda for t in self._inventory.tensors):
+            torch.cuda.synchronize()
+
     def _create_state_on_mesh(self) -> None:
         """No first step in eager makes the optimizers' state there."""
         if self._definition.parallel is None:
@@ -300,8 +454,9 @@ class ReplayStep(Step):
         return itertools.chain.from_iterable(t.root.subtree() for t in self._all_tries())
 
     def _forget_programs(self) -> None:
+        self._retired_launches = self.launches
         for trie in self._all_tries():
-            trie.retired = 0  # noted by `_take_stock`
+            trie.retired = 0
             for node in trie.root.subtree():
                 node.programs.clear()
         self._failed.clear()

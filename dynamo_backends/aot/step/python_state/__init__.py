@@ -1,1 +1,0 @@
-"""Python state that a traced step reads and writes outside of tensors."""

@@ -183,7 +183,7 @@ def stored_step(name: str, python: str) -> tuple[Any, tuple[Tensor, ...], int]:
     )
     for _ in range(4):
         step(*batch)
-    (node,) = (node for trie in step._tries.values() for node in trie.root.subtree()
+    (node,) = (node for trie in step._programs.tries.values() for node in trie.root.subtree()
                if node.programs)  # fmt: skip
     ((program, _),) = node.programs
     program.variant = StoredProgram(program.variant, [step(*batch)])

@@ -71,8 +71,8 @@ def child(parameters: int, backend: str, python: Any) -> int:
     )
     if python == "replay":
         step(x)  # in eager, recorded
-    compile_graph = step._backend.compile
-    object.__setattr__(step._backend, "compile", _timed(seconds, "compile", compile_graph))
+    compile_graph = step._state.backend.compile
+    object.__setattr__(step._state.backend, "compile", _timed(seconds, "compile", compile_graph))
     start = time.process_time()
     step(x)
     seconds["rest"] = time.process_time() - start - sum(seconds.values())

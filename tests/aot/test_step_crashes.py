@@ -59,7 +59,7 @@ class Training:
 
     @property
     def program(self) -> Any:
-        return list(self.step._all_variants())[-1].program
+        return list(self.step._programs.variants)[-1].program
 
     def living(self) -> list[Tensor]:
         """Everything that the next step depends on."""

@@ -22,12 +22,12 @@ from dynamo_backends.aot.step.optimizers import traced_settings
 from dynamo_backends.aot.step.provenance import Provenance
 from dynamo_backends.aot.step.recording import (
     WHAT_TO_DO,
+    Calls,
     Definition,
     Recording,
     Result,
     numbers_of,
 )
-from dynamo_backends.aot.step.replay.straight_line import StraightLine
 from dynamo_backends.aot.step.scalars import Scalars
 from dynamo_backends.aot.step.sent_numbers import CPU
 from dynamo_backends.aot.step.substitution import Substitution, fake_of, line_of
@@ -38,7 +38,7 @@ from dynamo_backends.verify.dtypes import is_dtype_error, refuse_mixed_dtypes
 
 
 def record(
-    line: StraightLine,
+    calls: Calls,
     definition: Definition,
     inventory: Inventory,
     batch: Sequence[Tensor],
@@ -47,7 +47,7 @@ def record(
     """Traces the calls of a record.
 
     Args:
-        line: The calls.
+        calls: To be traced.
         definition: Of the step.
         inventory: What lives on.
         batch: The tensors that the calls are given besides.
@@ -58,7 +58,7 @@ def record(
         StepCaptureError: It cannot be one graph.
     """
     try:
-        return _Recorder(line, definition, inventory, batch, numbers_on).record()
+        return _Recorder(calls, definition, inventory, batch, numbers_on).record()
     except StepCaptureError:
         raise
     except Exception as error:
@@ -73,13 +73,13 @@ def record(
 class _Recorder:
     def __init__(
         self,
-        line: StraightLine,
+        calls: Calls,
         definition: Definition,
         inventory: Inventory,
         batch: Sequence[Tensor],
         numbers_on: torch.device,
     ):
-        self._line = line
+        self._calls = calls
         self._numbers_on = numbers_on
         self._optimizers = definition.optimizers
         self._inventory = inventory
@@ -88,7 +88,7 @@ class _Recorder:
         optimizers, tensors = definition.optimizers, inventory.tensors
         settings = (i for i, slot in enumerate(inventory.slots) if slot.is_setting)
         self._living = tuple(i for i in settings if tensors[i].ndim == 0)
-        numbers = [*numbers_of(optimizers), *line.numbers]
+        numbers = [*numbers_of(optimizers), *calls.numbers]
         self._scalars = Scalars(numbers, [tensors[i].item() for i in self._living])
         self._scaling = LossScaling(optimizers)
         self._substitution = Substitution(self._mode, self._scalars, self._scaling)
@@ -202,24 +202,24 @@ class _Recorder:
         remaining, bases = iter(flat[:count]), flat[count:]
         scalars = self._stand_ins(next(remaining))
         self._stand_in_for_slots(remaining, bases)
-        of_line = len(scalars) - len(self._line.numbers)
+        of_calls = len(scalars) - len(self._calls.numbers)
         batch = self._stand_in_for_batch(remaining)
-        settings = traced_settings(self._optimizers, scalars[:of_line])
+        settings = traced_settings(self._optimizers, scalars[:of_calls])
         transforms = private.transforms_given(self._substitution.fake)
-        with settings, self._line.set_up(scalars[of_line:]):
+        with settings, self._calls.set_up(scalars[of_calls:]):
             tracing = (self._scaling, transforms, self._substitution, Provenance(), self._updates)
             with contextlib.ExitStack() as stack:
                 for each in tracing:
                     stack.enter_context(each)
-                results = self._line(*batch)
+                results = self._calls(*batch)
             self._left = self._left_by(results)
         return self._outputs
 
     def _stand_ins(self, numbers: Tensor) -> list[Any]:
         """What stands in for numbers: of the optimizers, then those of the calls."""
         scalars = [numbers[i] for i in range(len(self._scalars.values))]
-        first = len(scalars) - len(self._line.numbers)
-        for i, number in enumerate(self._line.numbers, first):
+        first = len(scalars) - len(self._calls.numbers)
+        for i, number in enumerate(self._calls.numbers, first):
             scalars[i] = scalars[i].long() if isinstance(number, int) else scalars[i]
         return [self._scalars.add(scalar, i) for i, scalar in enumerate(scalars)]
 

@@ -1,8 +1,9 @@
 """What is captured of a training step, and what of it is recorded."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
@@ -33,6 +34,20 @@ class Definition:
     optimizers: tuple[torch.optim.Optimizer, ...]
     accumulate: int = 1
     parallel: Parallel | None = None
+
+
+class Calls(Protocol):
+    """The calls of a step, as a function that a trace can follow: it has no branches."""
+
+    @property
+    def numbers(self) -> Sequence[Any]:
+        """Reads the numbers in Python that are inputs, besides those of optimizers."""
+
+    def set_up(self, stand_ins: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Inside: tensors stand in for these numbers."""
+
+    def __call__(self, *tensors: Any) -> Sequence[Any]:
+        """Makes the calls, and returns their results."""
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,8 @@ from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
 from dynamo_backends.aot.step.mesh_layout import layout_of
 from dynamo_backends.aot.step.programs import StepProgram
-from dynamo_backends.aot.step.recording import Definition
+from dynamo_backends.aot.step.recording import Calls, Definition
 from dynamo_backends.aot.step.refusals import refuse_shared_writes, refuse_sparse, refused_by
-from dynamo_backends.aot.step.replay.straight_line import StraightLine
 from dynamo_backends.aot.step.sent_numbers import CPU, SentNumbers
 from dynamo_backends.aot.step.verified import VerifiedStep
 from dynamo_backends.graph.canonicalize import CANONICALIZE
@@ -61,7 +60,7 @@ class Variant:
     """The calls of a record, traced and compiled.
 
     Args:
-        line: The calls.
+        calls: To be traced.
         definition: Of the step.
         backend: What compiles it.
         inventory: What lives on.
@@ -88,7 +87,7 @@ class Variant:
 
     def __init__(
         self,
-        line: StraightLine,
+        calls: Calls,
         definition: Definition,
         backend: StepBackend,
         inventory: Inventory,
@@ -99,7 +98,7 @@ class Variant:
         self._replicated = replicated
         start = time.perf_counter()
         where = _device_of(inventory) if backend.numbers_with_tensors else CPU
-        recording = record(line, definition, inventory, batch, where)
+        recording = record(calls, definition, inventory, batch, where)
         if pure:
             recording = without_effects(recording)
         self._sent = SentNumbers(where)

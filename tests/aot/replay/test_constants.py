@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import swa_utils
 
-from dynamo_backends.aot.step.replay import step as steps
+from dynamo_backends.aot.step.replay import step_programs as steps
 from dynamo_backends.aot.step.replay.trie import Trie
 from tests.aot.replay.checks import Case, Run, assert_equal
 

@@ -28,7 +28,8 @@ from dynamo_backends.aot.step.replay.lowering import RecordProgram
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.session import Session
-from dynamo_backends.aot.step.replay.step import MAX_PROGRAMS, MAX_VARIANTS, Step
+from dynamo_backends.aot.step.replay.step import Step
+from dynamo_backends.aot.step.replay.step_programs import MAX_PROGRAMS, MAX_VARIANTS
 from dynamo_backends.aot.step.replay.straight_line import numbers_in
 from dynamo_backends.aot.step.replay.trie import (
     Entry,
@@ -164,18 +165,17 @@ class FrozenStep(Step):
         self._modules_of: Any = None
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._look()
+        self._refresh()
         arguments: list[Tensor] = []
         kind = self._kind(args, kwargs, arguments)
         if kind is None:
             return self._follow(args, kwargs)
-        assert self._inventory is not None
-        if not self._lives.keys().isdisjoint(map(id, arguments)):
+        if not self._state.ids.keys().isdisjoint(map(id, arguments)):
             self._refuse_call("gets a parameter, or another tensor that lives on, as an argument")
             return self._follow(args, kwargs)
         for i, call in enumerate(kind.calls):
             try:
-                result = call(arguments, self._inventory)
+                result = call(arguments, self._state.inventory)
             except OutOfRangeError:
                 return self._follow(args, kwargs)  # which raises eager's error
             if result is not None:
@@ -206,8 +206,8 @@ class FrozenStep(Step):
 
     def _flags_of_modules(self) -> Any:
         """Returns the training flags of all modules."""
-        if self._modules_of is not self._inventory:
-            self._modules_of = self._inventory
+        if self._modules_of is not self._state.inventory:
+            self._modules_of = self._state.inventory
             modules = (m for model in self._definition.models for m in model.modules())
             self._modules = [vars(m) for m in modules if "training" in vars(m)]
         return tuple(map(_training, self._modules))
@@ -238,7 +238,7 @@ class FrozenStep(Step):
                 kind.runs = 0  # a program that is compared with eager, or slower
         finally:
             self._arguments, self._observation, self._last = [], None, None
-            for trie in self._tries.values():
+            for trie in self._programs.tries.values():
                 trie.renew(trie.inputs)  # or the last arguments would live on
         return result
 
@@ -263,8 +263,7 @@ class FrozenStep(Step):
                 "A step keeps a tensor in Python that it computes at %s, and it stays what it is: "
                 'with python="frozen" Python does not run any more.', now.line,
             )  # fmt: skip
-        assert self._inventory is not None
-        sources = now.sources(before, self._inventory.tensors)
+        sources = now.sources(before, self._state.inventory.tensors)
         call = FrozenCall(
             now.program, now.trie, sources, list(now.values.values()), now.result,
             list(self._settings.values()), kind.free, self._arguments, now.with_gradient,
@@ -278,9 +277,8 @@ class FrozenStep(Step):
             yield
             return
         states = [(o.state, dict(o.state)) for o in self._definition.optimizers]
-        assert self._inventory is not None
         try:
-            with all_or_nothing(self._inventory.tensors):
+            with all_or_nothing(self._state.inventory.tensors):
                 yield
         except BaseException:
             for state, before in states:
@@ -319,7 +317,6 @@ class FrozenStep(Step):
 
     def _source(self, segment: Segment, tensor: Tensor) -> Source:
         """Finds the source of a tensor that the function returns, or of an input of its record."""
-        assert self._inventory is not None
         if is_placeholder(tensor):
             number = segment.number_of(tensor)
             owners = {n: owner for owner, n in segment.gradients.items()}
@@ -331,7 +328,7 @@ class FrozenStep(Step):
             return Source("gradient", owner.value)
         for kind, several in (
             ("argument", self._arguments),
-            ("state", self._inventory.tensors),
+            ("state", self._state.inventory.tensors),
         ):
             for i, each in enumerate(several):
                 if each is tensor:

@@ -1,31 +1,24 @@
 """A compiled training step: its Python runs at every call, its torch calls are compiled."""
 
-import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
-from dynamo_backends.aot.step.backends import step_backend
 from dynamo_backends.aot.step.batches import flatten_batch
-from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.checks import all_or_nothing
-from dynamo_backends.aot.step.inventory import Inventory, Slot
-from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of
 from dynamo_backends.aot.step.microbatches import StepCall
-from dynamo_backends.aot.step.optimizers import create_state
 from dynamo_backends.aot.step.outside import outside_effect
 from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
-from dynamo_backends.aot.step.replay.mesh import WholeBatch, move_written
+from dynamo_backends.aot.step.replay.mesh import WholeBatch
 from dynamo_backends.aot.step.replay.patches import Patches, active_session, is_one_entry
 from dynamo_backends.aot.step.replay.results import assign
 from dynamo_backends.aot.step.replay.segment import Segment
@@ -40,10 +33,11 @@ from dynamo_backends.aot.step.replay.snapshots import (
     result_template,
     settings_changed,
 )
+from dynamo_backends.aot.step.replay.state import StepState
+from dynamo_backends.aot.step.replay.step_programs import StepPrograms
 from dynamo_backends.aot.step.replay.tape import Tape, change_tape
-from dynamo_backends.aot.step.replay.trie import Node, Trie, process_state
+from dynamo_backends.aot.step.replay.trie import Trie, process_state
 from dynamo_backends.aot.step.snapshot import Snapshot
-from dynamo_backends.aot.step.variant import TRACING, Variant
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
 from dynamo_backends.interface.publishing import (
     NO_OPERATORS,
@@ -52,24 +46,11 @@ from dynamo_backends.interface.publishing import (
 )
 from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.device_moves import move_together
-from dynamo_backends.runtime.device_values import home_named
-from dynamo_backends.runtime.foreign import refuse_step
 from dynamo_backends.runtime.position_checks import OutOfRangeError
-from dynamo_backends.runtime.residency import home_of
 
 log = logging.getLogger("dynamo_backends")
 
-MAX_PROGRAMS = 8
-"""How many programs one place of a record may have."""
-
-MAX_VARIANTS = 64
-"""How many programs a step keeps; the least recently used one goes first."""
-
 _SAVING = "dynamo_backends.package.steps.saving:save_step"  # of a higher layer
-
-_OTHER_WAY = "another way through the step, or other tensors that are kept"
-_OTHER_ORDER = "a file has the arguments in their order"
 
 MANY = 16  # calls that go another way at one line: worth a warning
 
@@ -86,8 +67,6 @@ class Step:
         fallback: "error" or "split": what becomes of parts that cannot be compiled.
 
     Attributes:
-        compilations: How many graphs were compiled.
-        reasons: Why each of them but the first was compiled.
         eager_steps: How many steps ran in eager: because they went a new way, which is recorded in
             eager, or because autotune compared eager, or chose it.
         cuts: At how many places the last call needed a value in the middle.
@@ -105,30 +84,22 @@ class Step:
         options: Mapping[str, Any] | None,
         fallback: str,
     ):
-        self.compilations = 0
         self.eager_steps = 0
-        self.reasons: list[str] = []
         self.cuts = 0
         self.divergences: list[str] = []
         self.refusals: dict[str, str] = {}
         self._definition = definition
-        parallel = definition.parallel
-        mesh = None if parallel is None else parallel.mesh
-        self._backend = step_backend(backend, options, mesh=mesh)
         self._options = options
         self._fallback = fallback
+        self._settings = {id(o): OptimizerSettings(o) for o in definition.optimizers}
+        self._state = StepState(definition, backend, options)
+        self._programs = StepPrograms(
+            definition, self._state, self._settings, raises=fallback == "error"
+        )
+        self._patches = Patches(definition.optimizers)
         self._is_eager = self._refuse_outside_effects()
         self._is_checked = False
-        self._inventory: Inventory | None = None
-        self._uses = itertools.count()
-        self._retired_launches = 0
-        self._tries: dict[Any, Trie] = {}
-        self._living: list[Tensor] = []
-        self._lives: dict[int, Any] = {}
         self._lock = threading.RLock()
-        self._settings = {id(o): OptimizerSettings(o) for o in definition.optimizers}
-        self._patches = Patches(definition.optimizers)
-        self._failed: set[Node] = set()
         self._last: LastCall | None = None
         self._held: Sequence[int] = ()
 
@@ -155,6 +126,16 @@ class Step:
         )
 
     @property
+    def compilations(self) -> int:
+        """Counts the graphs that were compiled."""
+        return self._programs.compilations
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why each of them but the first was compiled."""
+        return self._programs.reasons
+
+    @property
     def recompiles(self) -> int:
         """Counts the graphs that were compiled after the first."""
         return max(0, self.compilations - 1)
@@ -162,7 +143,7 @@ class Step:
     @property
     def reports(self) -> list[GraphReport]:
         """One for each compiled graph that is kept; of a step on a mesh they say what is where."""
-        return [variant.report for variant in self._all_variants()]
+        return [variant.report for variant in self._programs.variants]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Takes one step.
@@ -179,7 +160,7 @@ class Step:
         with self._lock:
             if self._is_eager:
                 self.eager_steps += 1
-                result = self._accumulated(args, kwargs, None)
+                result = self._accumulated(None, args, kwargs)
                 return pytree.tree_map_only(Tensor, _detached, result)
             return self._call(args, kwargs)
 
@@ -200,7 +181,7 @@ class Step:
         write(path, self.snapshot())
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._look()
+        self._refresh()
         return self._follow(args, kwargs)
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -210,8 +191,7 @@ class Step:
         try:
             self._patches.enter(session)
             session.__enter__()
-            args, kwargs = given.pop()
-            result = self._accumulated(args, kwargs, session.share_memory)
+            result = self._accumulated(session.share_memory, *given.pop())
             pop_function_modes(modes)
             self._patches.exit()
             self._before_programs(session, result)
@@ -253,7 +233,7 @@ class Step:
         self._is_checked = True
         if self.eager_steps > 1 or any(report.ops_on_backend for report in self.reports):
             return
-        backend, function = self._backend, self._definition.function
+        backend, function = self._state.backend, self._definition.function
         name = str(getattr(function, "__qualname__", type(function).__name__))
         if backend.strict:
             raise uncaptured_error(backend.name, name, NO_OPERATORS)
@@ -266,34 +246,26 @@ class Step:
         """A session for a call, and in a list, which is to be emptied, what the function gets."""
         parallel, state = self._definition.parallel, process_state()
         if parallel is None:
-            trie, _ = self._trie(state)
-            return Session(trie, self._lives, self, self._settings), [(args, kwargs)]
+            trie, _ = self._programs.trie(state)
+            return Session(trie, self._state.ids, self, self._settings), [(args, kwargs)]
         if not parallel.mesh.of_ranks:
             parallel.check_batch(flatten_batch((args, kwargs))[0])
-            trie, _ = self._trie(state)
+            trie, _ = self._programs.trie(state)
             given = args, kwargs
-            session = Session(trie, self._lives, self, self._settings, True, given)
+            session = Session(trie, self._state.ids, self, self._settings, True, given)
             return session, [given]
         batch = WholeBatch(parallel, (args, kwargs))
-        trie, is_new = self._trie((*state, batch.kind))
+        trie, is_new = self._programs.trie((*state, batch.kind))
         if is_new:
             batch.begin(trie)
-        session = Session(trie, self._lives, self, self._settings, is_abstract=True)
+        session = Session(trie, self._state.ids, self, self._settings, is_abstract=True)
         session.segment.parts = batch.parts(trie)
         return session, [batch.arguments(trie)]
-
-    def _trie(self, key: Any) -> tuple[Trie, bool]:
-        trie = self._tries.get(key)
-        is_new = trie is None or trie.is_full
-        if trie is None or is_new:
-            self._retired_launches += 0 if trie is None else trie.launches
-            trie = self._tries[key] = Trie()
-        return trie, is_new
 
     @property
     def launches(self) -> int:
         """Counts launched executables: one per step, and one more at each cut."""
-        return self._retired_launches + sum(trie.launches for trie in self._tries.values())
+        return self._programs.launches
 
     def _template(self, session: Session, result: Any) -> Any:
         is_spread = self._definition.parallel is not None
@@ -308,7 +280,7 @@ class Step:
             )  # fmt: skip
             self.divergences.clear()
 
-    def _accumulated(self, args: tuple[Any, ...], kwargs: dict[str, Any], share_memory: Any) -> Any:
+    def _accumulated(self, share_memory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the user's function, for each part of the batch if it is accumulated."""
         definition = self._definition
         if definition.accumulate == 1:
@@ -333,12 +305,11 @@ class Step:
         if call is None:
             raise SaveError("there is no compiled step; take one, and save it then.")
         with self._lock:
-            self._look()
+            self._refresh()
             return self._snapshot(call)
 
     def _snapshot(self, call: LastCall) -> Snapshot:
-        assert self._inventory is not None
-        segment, inventory = call.segment, self._inventory
+        segment, inventory = call.segment, self._state.inventory
         path = segment.node.path()
         if not call.is_followed:
             line, reason = next(iter(self.refusals.items()), ("", "runs in eager"))
@@ -357,8 +328,9 @@ class Step:
         if why_not is not None:
             raise SaveError(ANOTHER.format(why_not))
         return program_snapshot(
-            program, call, given, self._definition, self._backend, self._options or {}, inventory
-        )
+            program, call, given, self._definition, self._state.backend, self._options or {},
+            inventory,
+        )  # fmt: skip
 
     def _program_of_file(self, segment: Segment, path: Any, given: Parameters) -> RecordProgram:
         programs = (program for program, is_pure in segment.node.programs if not is_pure)
@@ -368,98 +340,23 @@ class Step:
                 return program
         inputs = given.numbers, given.tensors
         try:
-            program = self._compile_path(segment, path, given.outputs, pure=False, inputs=inputs)
+            program = self._programs.compile(segment, path, given.outputs, False, inputs)
         except StepCaptureError as error:
             raise SaveError(f"the step cannot be saved: {error}") from error
         if None not in given.numbers:
             segment.node.programs.append((program, False))
         return program
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Looks for other parameters, buffers and states than there were."""
-        before, tensors = self._inventory, self._tensors()
-        if tensors is not None and tensors is self._living:
-            return
-        if tensors is None:
-            self._create_state_on_mesh()
-            self._take_stock()
-        assert self._inventory is not None
-        tensors = self._inventory.tensors
-        if before is None or not before.is_like(self._inventory):
-            self._forget_programs()
-        self._rebind({} if before is None else dict(zip(before.slots, self._living, strict=True)))
-        self._living = tensors
-        self._lives = dict.fromkeys(map(id, tensors))
-
-    def _tensors(self) -> list[Tensor] | None:
-        return self._inventory.refresh() if self._inventory is not None else None
-
-    def _take_stock(self) -> None:
-        self._inventory = Inventory(self._definition.models, self._definition.optimizers)
-        self._settle(self._inventory)
-
-    def _settle(self, inventory: Inventory) -> None:
-        """Where the backend keeps values on devices, all that lives on moves there."""
-        definition, target = self._definition, self._backend.target
-        if definition.parallel is not None and target is not None:
-            several = definition.models, definition.optimizers
-            ranks = ranks_of(definition.parallel)
-            if ranks is not None:
-                begin_alike(ranks, definition.parallel, inventory, target.name)
-            definition.parallel.settle(inventory, *several, target)
-            return
-        found = home_of(inventory.tensors)
-        if found is not None and self._backend.home is None:
-            self._backend = step_backend(self._backend.name, self._options, found)
-        home = self._backend.home
-        if home is None:
-            return
-        pairs = zip(inventory.slots, inventory.tensors, strict=True)
-        move_together((t for slot, t in pairs if not slot.is_setting), home_named(home))
-
-    def _synchronize(self) -> None:
-        assert self._inventory is not None
-        if any(t.is_cuda for t in self._inventory.tensors):
-            torch.cuda.synchronize()
-
-    def _create_state_on_mesh(self) -> None:
-        """No first step in eager makes the optimizers' state there."""
-        if self._definition.parallel is None:
-            return
-        optimizers = self._definition.optimizers
-        strange = [o for o in optimizers if not create_state(o)]
-        if strange:
-            raise StepCaptureError(
-                f"a step on a mesh cannot be taken in eager, as the first of {strange[0]!r}, which "
-                "makes its state in a way of its own. Use another optimizer."
-            )
-
-    def _rebind(self, before: dict[Slot, Tensor]) -> None:
-        """Records mean what lives on, and not the objects that it was."""
-        assert self._inventory is not None
-        now = zip(self._inventory.slots, self._inventory.tensors, strict=True)
-        replaced = [(before[slot], t) for slot, t in now if before.get(slot, t) is not t]
-        for trie in self._all_tries() if replaced else ():
-            for old, new in replaced:
-                trie.rebind(old, new)
-
-    def _all_tries(self) -> Iterator[Trie]:
-        tries = list(self._tries.values())
-        while tries:
-            trie = tries.pop()
-            yield trie
-            tries += [node.then for node in trie.root.subtree() if node.then is not None]
-
-    def _places(self) -> Iterator[Node]:
-        return itertools.chain.from_iterable(t.root.subtree() for t in self._all_tries())
+        change = self._state.refresh()
+        if change is not None:
+            if not change.is_like:
+                self._forget_programs()
+            self._programs.rebind(change.replaced)
 
     def _forget_programs(self) -> None:
-        self._retired_launches = self.launches
-        for trie in self._all_tries():
-            trie.retired = 0
-            for node in trie.root.subtree():
-                node.programs.clear()
-        self._failed.clear()
+        self._programs.forget()
 
     # What a session has run
 
@@ -473,11 +370,10 @@ class Step:
         if not held and not any(entry.mutates or entry.draws for entry in path):
             return True
         outputs = {*held, *_shared_roots(segment.trie, held)}
-        program = self._program(segment, node, path, outputs, pure=False)
+        program = self._programs.find(segment, path, outputs, pure=False)
         if program is None or program.variant.program.prefers_eager:
             self.materialize(segment)
             return False
-        assert self._inventory is not None
         tensors = self._run(program, segment)
         if tensors is None:
             return False
@@ -485,21 +381,20 @@ class Step:
         return True
 
     def _run(self, program: RecordProgram, segment: Segment) -> dict[int, Tensor] | None:
-        assert self._inventory is not None
         comparison = program.variant.program.comparison
         turn, start = None if comparison is None else comparison.turn, time.perf_counter()
         tensors: dict[int, Tensor] | None = None
         try:
             if comparison is None or turn is not None:
-                tensors = program(segment, self._inventory)
+                tensors = program(segment, self._state.inventory)
         except OutOfRangeError:
-            with all_or_nothing(self._inventory.tensors):
+            with all_or_nothing(self._state.inventory.tensors):
                 self.materialize(segment)
             return None
         if tensors is None:
             self.materialize(segment)
         if comparison is not None:
-            self._synchronize()
+            self._state.synchronize()
             comparison.note(turn, time.perf_counter() - start)
         return tensors
 
@@ -515,12 +410,11 @@ class Step:
         }
         wanted = list(dict.fromkeys(n for n in numbers if n not in found))
         if wanted:
-            program = self._program(segment, node, path, wanted, pure=True)
+            program = self._programs.find(segment, path, wanted, pure=True)
             if program is None:
                 return None
-            assert self._inventory is not None
             try:
-                found |= program(segment, self._inventory)
+                found |= program(segment, self._state.inventory)
             except OutOfRangeError:
                 return None
         return found
@@ -558,70 +452,6 @@ class Step:
 
     def note_value(self, func: Any, line: Callable[[], str]) -> None:
         """See `Runner.note_value`."""
-
-    def _program(
-        self, segment: Segment, node: Node, path: Any, outputs: Iterable[int], pure: bool
-    ) -> RecordProgram | None:
-        """A program for the way to a place; compiles one if need be. None: only eager can."""
-        assert self._inventory is not None
-        wanted = set(outputs)
-        for program, is_pure in node.programs:
-            is_enough = is_pure is pure and wanted.issubset(program.outputs)
-            if is_enough and program.holds(segment, self._inventory):
-                program.variant.last_used = next(self._uses)
-                return program
-        if node in self._failed:
-            return None
-        if len(node.programs) >= MAX_PROGRAMS:
-            self._fail(node, f"{MAX_PROGRAMS} programs for one way through a step did not serve.")
-            return None
-        try:
-            program = self._compile_path(segment, path, sorted(wanted), pure)
-        except NewStateError:
-            return None  # it is there at the next call
-        except StepCaptureError as error:
-            if self._fallback == "error":
-                raise
-            self._fail(node, error)
-            return None
-        node.programs.append((program, pure))
-        self._drop_oldest()
-        return program
-
-    def _fail(self, node: Node, reason: Any) -> None:
-        log.warning("%s The step runs in eager there.", reason)
-        self._failed.add(node)
-
-    def _compile_path(
-        self, segment: Segment, path: Any, outputs: Sequence[int], pure: bool, inputs: Any = None
-    ) -> RecordProgram:
-        assert self._inventory is not None
-        definition, inventory = self._definition, self._inventory
-        refuse_step(inventory.tensors, self._backend.name, self._backend.home)
-        parallel, target = definition.parallel, self._backend.target
-        if parallel is not None and target is not None and not pure:
-            move_written(segment, path, parallel, target)
-        with TRACING:
-            program = RecordProgram(
-                definition, self._backend, inventory, segment, path, outputs, pure,
-                self._settings, inputs,
-            )  # fmt: skip
-        program.variant.last_used = next(self._uses)
-        if self.compilations:
-            self.reasons.append(_OTHER_WAY if inputs is None else _OTHER_ORDER)
-        self.compilations += 1
-        return program
-
-    def _all_variants(self) -> Iterator[Variant]:
-        return (program.variant for node in self._places() for program, _ in node.programs)
-
-    def _drop_oldest(self) -> None:
-        """Keeps the number of programs within bounds."""
-        programs = [(node, p) for node in self._places() for p, _ in node.programs]
-        programs.sort(key=lambda each: each[1].variant.last_used)
-        for node, oldest in programs[:-MAX_VARIANTS]:
-            self._retired_launches += oldest.variant.program.launches
-            node.programs[:] = [each for each in node.programs if each[0] is not oldest]
 
 
 def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:

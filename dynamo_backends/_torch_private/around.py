@@ -7,7 +7,7 @@
 | `torch._C._current_graph_task_id`, `_will_engine_execute_node` | 2.13* |
 | `torch.autograd.Variable._execution_engine` | 2.13* |
 | `torch._C._autograd._top_saved_tensors_default_hooks` | 2.13* |
-| `torch.nn.modules.module._global_*_hooks`, `torch.optim.optimizer._global_*_hooks` | 2.13* |
+| `torch.optim.optimizer._global_optimizer_*_hooks` | 2.13* |
 | `DistributedDataParallel._active_ddp_module`, `._run_ddp_forward` | 2.13* |
 """
 
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.nn.modules import module as modules
 from torch.utils.hooks import RemovableHandle
 
 Hooks = Mapping[int, Callable[..., Any]]
@@ -80,16 +79,9 @@ def saved_tensors_hooks() -> Any:
 
 
 def tables_of_global_hooks() -> list[Hooks]:
-    """Hooks of all modules and of all optimizers of the process, by handle."""
+    """Hooks of all optimizers of the process, by handle."""
     optimizers = sys.modules[torch.optim.Optimizer.__module__]
-    tables = [
-        *(getattr(modules, f"_global_{kind}_hooks") for kind in _OF_MODULES),
-        *(getattr(optimizers, f"_global_optimizer_{kind}_hooks") for kind in ("pre", "post")),
-    ]
-    return list(tables)
-
-
-_OF_MODULES = ("forward_pre", "forward", "backward_pre", "backward")
+    return [getattr(optimizers, f"_global_optimizer_{kind}_hooks") for kind in ("pre", "post")]
 
 
 def is_in_ddp_forward() -> bool:

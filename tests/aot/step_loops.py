@@ -137,7 +137,9 @@ def assert_equal(
         _compare(name, found[name], value, tolerance)
     step = world.step
     assert isinstance(step, Step)
-    assert not step.is_split
+    assert step.refusals == {}
+    assert step.launches > 0
+    assert step.eager_steps < steps
     return step
 
 

@@ -1,11 +1,13 @@
-"""Python state around and in a compiled step: followed, done again at each call, or refused."""
+"""Python state around and in a compiled step: each call reads and writes it as eager does."""
 
 import dataclasses
 import enum
+import itertools
 import logging
 import random
 import time
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dynamo_backends import StepCaptureError, compile_step
 from tests.aot.step_backends import BACKENDS, INDUCTOR
-from tests.aot.step_loops import World, assert_equal, momentum, network
+from tests.aot.step_checks import assert_one_program
+from tests.aot.step_loops import World, assert_equal, batches
 
 WEIGHT = 1.0
 SETTINGS = SimpleNamespace(weight=1.0)
@@ -358,49 +360,65 @@ def test_what_a_step_logs_is_logged_at_each_step(caplog: pytest.LogCaptureFixtur
 
 def _asks_a_scheduler(world: World) -> Any:
     scheduler = torch.optim.lr_scheduler.StepLR(world.optimizer, 2)
-    return lambda x, y: world.update(world.loss(x, y) * scheduler.get_last_lr()[0])
 
-
-def _draws(world: World) -> Any:
-    return lambda x, y: world.update(world.loss(x, y) * random.random())
-
-
-def _draws_of_numpy(world: World) -> Any:
-    return lambda x, y: world.update(world.loss(x, y) * np.random.rand())
-
-
-def _asks_for_the_time(world: World) -> Any:
-    return lambda x, y: world.update(world.loss(x, y) * (time.time() % 2))
-
-
-def _next_item(world: World) -> Any:
-    items = iter([1.0, 2.0, 3.0])
-    return lambda x, y: world.update(world.loss(x, y) * next(items))
-
-
-def _opens_a_file(world: World) -> Any:
     def function(x: Tensor, y: Tensor) -> Tensor:
-        with open(__file__) as file:
-            return world.update(world.loss(x, y) * len(file.readline()))
+        loss = world.update(world.loss(x, y) * scheduler.get_last_lr()[0])
+        scheduler.step()
+        return loss
 
     return function
 
 
+def _draws(world: World) -> Any:
+    generator = random.Random(0)
+    return lambda x, y: world.update(world.loss(x, y) * generator.random())
+
+
+def _draws_of_numpy(world: World) -> Any:
+    generator = np.random.default_rng(0)
+    return lambda x, y: world.update(world.loss(x, y) * generator.random())
+
+
+def _asks_for_the_time(world: World) -> Any:
+    clock = itertools.count(1)
+    world.data.patch.setattr(time, "time", lambda: next(clock) / 2)
+    return lambda x, y: world.update(world.loss(x, y) * (time.time() % 2))
+
+
+def _next_item(world: World) -> Any:
+    items = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    return lambda x, y: world.update(world.loss(x, y) * next(items))
+
+
+def _reads_a_file(world: World) -> Any:
+    file = world.data.folder / "weights.txt"
+    file.write_text("1.5\n0.5\n2.5\n0.25\n3.5\n4.0\n")
+    world.data.n = 0
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        with file.open() as lines:
+            weight = float(list(lines)[world.data.n])
+        world.data.n += 1
+        return world.update(world.loss(x, y) * weight)
+
+    return function
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "make",
-    [_draws, _draws_of_numpy, _asks_for_the_time, _next_item, _opens_a_file, _asks_a_scheduler],
+    [_draws, _draws_of_numpy, _asks_for_the_time, _next_item, _reads_a_file, _asks_a_scheduler],
 )
-def test_what_comes_from_outside_is_refused_with_the_line(make: Any) -> None:
-    model = network()
-    world = World(model, momentum(model.parameters()))
-    step = compile_step(make(world), model=model, optimizer=world.optimizer, backend="aot_eager")
-    before = [p.detach().clone() for p in model.parameters()]
-    batch = torch.randn(5, 4, dtype=torch.float64), torch.zeros(5, dtype=torch.long)
-    with pytest.raises(StepCaptureError, match=r"test_step_python\.py:\d+") as raised:
-        step(*batch)
-    assert 'fallback="split"' in str(raised.value)
-    for now, then in zip(model.parameters(), before, strict=True):
-        assert torch.equal(now, then)
+def test_what_comes_from_outside_is_read_at_each_step(
+    make: Any, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def with_folder(world: World) -> Any:
+        world.data.patch, world.data.folder = monkeypatch, tmp_path
+        return make(world)
+
+    step = assert_equal(with_folder, backend=backend)
+    # A number that changes becomes an input.
+    assert (step.compilations, step.eager_steps, step.launches) == (1, 1, 5)
 
 
 class _Batch:
@@ -481,16 +499,30 @@ def test_a_module_may_keep_state_of_its_own(backend: str) -> None:
     assert step.compilations <= 4
 
 
-def test_an_argument_that_the_step_changes_is_refused() -> None:
-    model = network()
-    world = World(model, momentum(model.parameters()))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_step_may_change_its_arguments(backend: str) -> None:
+    given: list[dict[str, Any]] = []
 
-    def function(batch: dict[str, Tensor]) -> Tensor:
-        classes = batch.pop("y")
-        return world.update(world.loss(batch["x"], classes))
+    def make(world: World) -> Any:
+        given.clear()
+        world.data.keys = []
 
-    step = compile_step(function, model=model, optimizer=world.optimizer, backend="aot_eager")
-    batch = {"x": torch.randn(5, 4, dtype=torch.float64), "y": torch.zeros(5, dtype=torch.long)}
-    with pytest.raises(StepCaptureError, match="changes one of its arguments"):
-        step(batch)
-    assert set(batch) == {"x", "y"}
+        def function(batch: dict[str, Any]) -> Tensor:
+            classes = batch.pop("y")
+            loss = world.update(world.loss(batch["x"], classes))
+            batch["loss"] = loss.detach()
+            return loss
+
+        return function
+
+    def batch(i: int, generator: torch.Generator) -> tuple[dict[str, Any]]:
+        x, y = batches(i, generator)
+        given.append({"x": x, "y": y})
+        return (given[-1],)
+
+    def between(world: World, i: int) -> None:
+        world.data.keys.append(list(given[i]))
+        setattr(world.data, f"loss_{i}", given[i]["loss"])
+
+    step = assert_equal(make, between, backend=backend, batch=batch)
+    assert_one_program(step, 6)

@@ -1,11 +1,10 @@
-"""Random training loops: a compiled step equals the eager one, or is refused.
+"""Random training loops: a compiled step equals the eager one.
 
 Each run has a few of `LOOPS`, others in turn. A note of the error names the seed.
 """
 
 import copy
 import random
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dynamo_backends import StepCaptureError
 from tests.aot.step_loops import World, assert_equal
 from tests.rotation import seeds
 
 LOOPS = 500
 QUICK = 8
 STEPS = 8
-MOST_REFUSED = 0.05
 
 Edit = Callable[[World, int], None]
 Body = Callable[[World], Callable[[Tensor, Tensor, Tensor], Tensor]]
@@ -322,28 +319,24 @@ def loop_of(seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def outcome_of(seed: int, backend: str = "aot_eager") -> str:
-    """Runs a loop: "equal", or why it was refused."""
+def check(seed: int, backend: str = "aot_eager") -> int:
+    """Runs a loop; returns how many of its steps were compiled."""
     loop = loop_of(seed)
     try:
-        assert_equal(loop.pop("make"), loop.pop("between"), backend=backend, **loop)
-    except StepCaptureError as error:
-        return f"refused: {error}"
-    except Exception as error:
+        step = assert_equal(loop.pop("make"), loop.pop("between"), backend=backend, **loop)
+    except BaseException as error:
         error.add_note(f"seed {seed}")
         raise
-    return "equal"
+    return STEPS - step.eager_steps
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_random_loops_equal_eager_and_hardly_any_is_refused(request: pytest.FixtureRequest) -> None:
+def test_random_loops_equal_eager(request: pytest.FixtureRequest) -> None:
     chosen = (
         range(LOOPS)
         if request.config.getoption("--full")
         else [seed % LOOPS for seed in seeds(QUICK)]
     )
     print(f"seeds {chosen}")
-    reasons = Counter(outcome_of(seed) for seed in chosen)
-    equal = reasons.pop("equal")
-    print(f"{equal} of {len(chosen)} equal; refused: {dict(reasons)}")
-    assert reasons.total() <= max(MOST_REFUSED * len(chosen), 2)
+    compiled = [check(seed) for seed in chosen]
+    assert sum(compiled) >= STEPS * len(compiled) // 2, compiled

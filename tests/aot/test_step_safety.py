@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from dynamo_backends.runtime.arena import shared_reserve
 from dynamo_backends.runtime.memory import return_free_memory
 from harness import peak_rss_bytes, reset_peak_rss, rss_bytes
 from tests.aot import step_nets as nets
-from tests.aot.step_checks import assert_close
+from tests.aot.step_checks import assert_close, assert_one_program
 
 
 def net(wide: int = 8) -> nn.Module:
@@ -67,7 +68,8 @@ def same_values(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 def test_memory_is_donated_and_addresses_stay() -> None:
     model = net()
     step, optimizer = compiled(model)
-    step(*batches(1)[0])
+    for batch in batches(2):  # the first one runs in eager
+        step(*batch)
     tensors = living(model, optimizer)
     addresses = {k: v.data_ptr() for k, v in tensors.items()}
     view = model[0].weight.detach()[2:]
@@ -77,7 +79,7 @@ def test_memory_is_donated_and_addresses_stay() -> None:
         assert model[0].weight._version > version
     assert {k: v.data_ptr() for k, v in living(model, optimizer).items()} == addresses
     assert torch.equal(view, model[0].weight[2:]), "a view sees the current values"
-    assert step.launches == 21
+    assert_one_program(step, 22)
 
 
 def growth_in_a_step(backend: str | None, model: nn.Module, x: Tensor, y: Tensor) -> int:
@@ -134,6 +136,7 @@ def test_tensor_whose_memory_others_see_stays_where_it_is() -> None:
     step, _ = compiled(model)
     for batch in batches(3):
         step(*batch)
+    assert_one_program(step, 3)
     assert model[0].weight.data_ptr() == address
     assert torch.equal(view, model[0].weight)
 
@@ -141,7 +144,9 @@ def test_tensor_whose_memory_others_see_stays_where_it_is() -> None:
 def test_memory_outlives_the_step_and_the_model() -> None:
     model = net()
     step, _ = compiled(model)
-    step(*batches(1)[0])
+    for batch in batches(3):
+        step(*batch)
+    assert_one_program(step, 3)
     weight = model[0].weight.detach()
     expected = weight.clone()
     del model, step
@@ -229,107 +234,92 @@ def seed(model: nn.Module, loss: Tensor) -> Tensor:
     return loss * torch.rand(())
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (branch, r"bool\) at .*test_step_safety.py:\d+, return loss \* 2 if loss > 1"),
-        (read, r"item\) at .*test_step_safety.py:\d+, return loss \* loss.item\(\)"),
-        (draw, r"generator of its own \(rand\) at .*test_step_safety.py:\d+, return loss \* "),
-        (redraw, r"aten.poisson.default from the same state .*lambda x: x \* torch.poisson"),
-        (seed, r"seeds torch's generator, .* return loss \* torch.rand"),
-    ],
-)
-def test_what_is_no_graph_is_refused_with_the_line(change: Any, message: str) -> None:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+def eigenvalues(model: nn.Module, loss: Tensor) -> Tensor:
+    weight: Any = model[2].weight  # type: ignore[index]
+    return loss + torch.linalg.eigvals(weight[:, :3].float()).abs().sum()
 
+
+def histogram(model: nn.Module, loss: Tensor) -> Tensor:
+    return loss + torch.histc(model[0].weight.detach(), 4).max()  # type: ignore[index]
+
+
+def changing(change: Any, model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     def function(x: Tensor, y: Tensor) -> Tensor:
         loss = change(model, nets.entropy(model, (x, y)))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        return loss
+        return loss.detach()
 
-    batch = batches(1)[0]
+    return function
+
+
+def outcome(change: Any, backend: str | None, **settings: Any) -> tuple[Any, Any]:
+    """What a loop leaves behind, and its step; in eager if there is no backend."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    step: Any = changing(change, model, optimizer)
+    if backend is not None:
+        step = compile_step(
+            step, model=model, optimizer=optimizer, backend=backend, **settings
+        )
+    torch.manual_seed(3)
+    losses = [step(*batch) for batch in batches(6)]
+    return (losses, copies(living(model, optimizer)), torch.rand(3)), step
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "openxla"])
+@pytest.mark.parametrize(("change", "cuts"), [(branch, 1), (read, 1), (draw, 0)])
+def test_what_needs_a_value_is_a_cut(change: Any, cuts: int, backend: str) -> None:
+    expected, _ = outcome(change, None)
+    found, step = outcome(change, backend)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    assert (step.cuts, step.refusals) == (cuts, {})
+    assert step.eager_steps <= 2  # each way once
+    assert step.launches >= 4
+
+
+REFUSED = {
+    redraw: r"aten.poisson.default from the same state .*lambda x: x \* torch.poisson",
+    seed: r"calls torch.manual_seed at .*test_step_safety.py:\d+, torch.manual_seed\(0\)",
+    # Up to torch 2.12 the graph holds no check, and the operator is refused for itself.
+    eigenvalues: r"calls aten\._linalg_check_errors|cannot run aten\.linalg_eig",
+    histogram: r"openxla cannot run aten\.histc\.default .*called at .*, return .* torch.histc",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_what_is_no_program_is_refused_with_the_line(change: Any) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    eager = changing(change, model, optimizer)
+    step = compile_step(eager, model=model, optimizer=optimizer)
+    first, second = batches(2)
+    if change is not seed:  # which is refused at once
+        step(*first)
     torch.manual_seed(0)
-    before = copies(model.state_dict())
-    groups = copy.deepcopy(optimizer.param_groups[0]["betas"])
-    step = compile_step(function, model=model, optimizer=optimizer)
-    with pytest.raises(StepCaptureError, match=message) as caught:
-        step(*batch)
+    before = copies(living(model, optimizer)) if change is not seed else copies(model.state_dict())
+    with pytest.raises(StepCaptureError, match=REFUSED[change]) as caught:
+        step(*second)
     assert 'fallback="split"' in str(caught.value)
-    assert same_values(model.state_dict(), before)
-    assert optimizer.param_groups[0]["betas"] == groups
+    now = living(model, optimizer) if change is not seed else model.state_dict()
+    assert same_values(now, before)
     following = torch.rand(3)
     torch.manual_seed(0)
     assert torch.equal(following, torch.rand(3))
     assert all(p.grad is None for p in model.parameters())
 
 
-# Said by Dynamo about itself.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_split_compiles_the_parts() -> None:
-    outcomes = []
-    for split in (False, True):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-        def function(
-            x: Tensor,
-            y: Tensor,
-            model: nn.Module = model,
-            optimizer: torch.optim.Optimizer = optimizer,
-        ) -> Tensor:
-            loss = branch(model, nets.entropy(model, (x, y)))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        step: Any = function
-        if split:
-            step = compile_step(
-                function, model=model, optimizer=optimizer, backend="aot_eager", fallback="split"
-            )
-        losses = [step(*batch) for batch in batches(3)]
-        outcomes.append((losses, copies(model.state_dict())))
-    assert step.is_split
-    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-9, atol=1e-12)
-
-
-def test_operator_that_can_raise_is_named() -> None:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def function(x: Tensor) -> Tensor:
-        loss = torch.linalg.eigvals(model(x)[:3].float()).abs().sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    step = compile_step(function, model=model, optimizer=optimizer)
-    # Up to torch 2.12 the graph holds no check, and the operator is refused for itself.
-    reason = r"calls aten\._linalg_check_errors|cannot run aten\.linalg_eig"
-    with pytest.raises(StepCaptureError, match=reason):
-        step(batches(1)[0][0])
-
-
-def test_operator_that_the_backend_lacks_is_named() -> None:
-    model = net()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def function(x: Tensor) -> Tensor:
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        return torch.histc(loss.detach() * x, 4)
-
-    step = compile_step(function, model=model, optimizer=optimizer)
-    with pytest.raises(
-        StepCaptureError,
-        match=r"openxla cannot run aten\.histc\.default .*called at .*, return torch.histc",
-    ):
-        step(batches(1)[0][0])
+@pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
+def test_split_takes_what_is_no_program_in_eager(
+    change: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected, _ = outcome(change, None)
+    with caplog.at_level("WARNING", "dynamo_backends"):
+        found, step = outcome(change, "openxla", fallback="split")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    assert step.eager_steps == 6
+    assert re.search(REFUSED[change], caplog.text.replace("\n", " "))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +329,6 @@ def test_operator_that_the_backend_lacks_is_named() -> None:
         ({"optimizer": [net()]}, "optimizer must be a Optimizer or a list of them"),
         ({"accumulate": 0}, "accumulate must be a positive integer, not 0"),
         ({"fallback": "eager"}, "fallback must be 'error' or 'split', not 'eager'"),
-        ({"fallback": "split", "accumulate": 2}, "Write the loop over the parts yourself"),
         ({"options": {"verfy": True}}, "Did you mean 'verify'"),
         ({"backend": "aot_eager", "options": {"x": 1}}, "has no options for steps"),
     ],
@@ -380,7 +369,7 @@ def test_a_step_is_captured_beside_compiled_inference() -> None:
 def test_a_step_leaves_nothing_behind(backend: str) -> None:
     model = net()
     step, _ = compiled(model, backend=backend)
-    for batch in batches(2):
+    for batch in batches(3):
         step(*batch)
     alive = [weakref.ref(step), weakref.ref(model)]
     del model, step

@@ -1,6 +1,7 @@
 """What is noted of each operator while a step is traced, for errors and for draws."""
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -11,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends._torch_private import disable_current_modes, mark_generator_state
 from dynamo_backends.aot.step.outside import refuse_communication
-from dynamo_backends.aot.step.substitution import line_of_code, nodes_of, user_frame, user_line
+from dynamo_backends.aot.step.substitution import nodes_of, user_line
 from dynamo_backends.interface.errors import StepCaptureError
+
+_LINE = re.compile(r"(.*?):(\d+)(?:, (.*))?")
 
 
 class Provenance(TorchDispatchMode):
@@ -69,12 +72,9 @@ class Provenance(TorchDispatchMode):
 
 
 def _note_line(nodes: Sequence[fx.Node]) -> None:
-    frame = user_frame()
-    if frame is not None:
-        code = frame.f_code
-        for node in nodes:
-            place = f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}'
-            node.meta["stack_trace"] = f"{place}\n{line_of_code(code.co_filename, frame.f_lineno)}"
+    line = _LINE.fullmatch(user_line())
+    for node in nodes if line is not None else ():
+        node.meta["stack_trace"] = 'File "{}", line {}, in step\n{}'.format(*line.groups(""))
 
 
 def _next_state() -> str:

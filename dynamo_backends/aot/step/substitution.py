@@ -5,6 +5,7 @@ the trace to every call instead. So nothing of the user's has to be changed and 
 """
 
 import contextlib
+import contextvars
 import functools
 import itertools
 import linecache
@@ -398,8 +399,24 @@ def user_frame() -> FrameType | None:
     return frame
 
 
+_recorded_line: contextvars.ContextVar[str] = contextvars.ContextVar("recorded_line", default="")
+
+
+@contextlib.contextmanager
+def recorded_at(line: str) -> Iterator[None]:
+    """Inside: calls of a record run, which were made at this line of the user's."""
+    token = _recorded_line.set(line)
+    try:
+        yield
+    finally:
+        _recorded_line.reset(token)
+
+
 def user_line() -> str:
-    """Its line, for people."""
+    """The user's line, for people: "file:line, code"."""
+    recorded = _recorded_line.get()
+    if recorded:
+        return recorded
     frame = user_frame()
     if frame is None:
         return "an unknown line"

@@ -13,6 +13,7 @@ from dynamo_backends.aot.step.hyperparameters import group_numbers, replace
 from dynamo_backends.aot.step.replay.tape import begin, proceed
 from dynamo_backends.aot.step.replay.templates import Items, Ref, fill, refs
 from dynamo_backends.aot.step.replay.trie import Entry, State
+from dynamo_backends.aot.step.substitution import recorded_at
 from dynamo_backends.interface.errors import StepCaptureError
 
 Numbers = dict[int, list[Any]]
@@ -80,7 +81,7 @@ def execute(
         if entry.kind == "read":
             continue
         at(entry)
-        with settings(entry.state):
+        with settings(entry.state), recorded_at(entry.line):
             _run(entry, tensors, number)
         for target, value in entry.gradients.items():
             if value in entry.made and value in needed:

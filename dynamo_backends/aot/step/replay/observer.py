@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends._torch_private import storage_id
 
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
+
 
 class Observer(TorchDispatchMode):
     """Watches the operators of one call.
@@ -18,11 +20,12 @@ class Observer(TorchDispatchMode):
         mutates: Whether one writes to a tensor that was there before the call.
         draws: Whether one draws random numbers.
         reads: Whether a shape, or Python code, depends on the contents of a tensor.
+        communicates: Whether one talks to other processes.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.mutates = self.draws = self.reads = False
+        self.mutates = self.draws = self.reads = self.communicates = False
         self._new: set[int | None] = set()
 
     def __torch_dispatch__(
@@ -32,6 +35,7 @@ class Observer(TorchDispatchMode):
         kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         self.reads |= _depends_on_data(func, args)
+        self.communicates |= func.namespace in _COLLECTIVES
         if func._schema.is_mutable:
             written = map(storage_id, _written(func, args, kwargs))
             self.mutates |= any(storage not in self._new for storage in written)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dynamo_backends._torch_private import is_in_ddp_forward
 from dynamo_backends.aot.step.replay import functions
 from dynamo_backends.aot.step.replay.backward import backward_without_hooks, is_hooked
 from dynamo_backends.aot.step.replay.checkpoints import is_of_region
@@ -23,6 +24,7 @@ from dynamo_backends.aot.step.substitution import describe_line, name_of, user_f
 from dynamo_backends.interface.errors import DynamoBackendsError
 
 _PLAIN = (bool, int, float, str)
+_COMMUNICATES = "talks to other processes (torch.distributed, {})"
 
 
 class Refusal(DynamoBackendsError):
@@ -73,6 +75,9 @@ class Recorder:
         state = torch_state()
         with Observer() as observer:
             result = func(*args, **kwargs)
+        if observer.communicates:
+            self._session.go_eager(_COMMUNICATES.format(name_of(func)))
+            return result
         if observer.reads and kind == "call":
             if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
                 self._session.go_eager(f"calls {name_of(func)}, whose result depends on values")
@@ -104,6 +109,13 @@ class Recorder:
     def _check(self, segment: Segment, func: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         if not is_of_region(torch_state()[1]):
             raise Refusal("saves tensors through hooks")
+        if is_in_ddp_forward():
+            raise Refusal(
+                "calls a module in DistributedDataParallel, which averages gradients between "
+                "processes in C++,"
+            )
+        if str(getattr(func, "__module__", None)).startswith("torch.distributed."):
+            raise Refusal(_COMMUNICATES.format(name_of(func)))
         if kwargs.get("generator") is not None and tensors:
             raise Refusal(f"draws from a generator of its own ({name_of(func)})")
         for tensor in tensors:

@@ -83,7 +83,8 @@ def test_ten_steps_equal_eagers(name: str, backend: str) -> None:
         loss_of=nets.entropy,
         schedule=name not in ("tensor lr",),
     )
-    assert_one_program(step, 10)
+    # An optimizer that is not torch's makes its state by calls of its own.
+    assert_one_program(step, 10, recorded=2 if name == "lion" else 1)
 
 
 @pytest.mark.parametrize("name", ["nesterov", "adamw"])
@@ -115,7 +116,7 @@ def test_a_hundred_steps_of_a_schedule_without_recompilation() -> None:
     assert_one_program(step, 100)
 
 
-def test_number_that_code_asks_for_is_captured_anew_when_the_answer_changes() -> None:
+def test_number_that_code_asks_for_is_compiled_anew_when_the_answer_changes() -> None:
     for backend in (None, "aot_eager"):
         found = []
         torch.manual_seed(0)
@@ -130,8 +131,8 @@ def test_number_that_code_asks_for_is_captured_anew_when_the_answer_changes() ->
             expected = found
         else:
             torch.testing.assert_close(found, expected)
-            assert (step.compilations, step.eager_steps, step.launches) == (2, 2, 6)
-            assert "optimizer.step()" in step.divergences[0]
+            assert (step.compilations, step.eager_steps, step.launches) == (2, 1, 7)
+            assert step.refusals == {}
 
 
 def stepper(model: Any, optimizer: optim.Optimizer, backend: str | None, **settings: Any) -> Any:

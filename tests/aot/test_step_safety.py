@@ -260,9 +260,7 @@ def outcome(change: Any, backend: str | None, **settings: Any) -> tuple[Any, Any
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     step: Any = changing(change, model, optimizer)
     if backend is not None:
-        step = compile_step(
-            step, model=model, optimizer=optimizer, backend=backend, **settings
-        )
+        step = compile_step(step, model=model, optimizer=optimizer, backend=backend, **settings)
     torch.manual_seed(3)
     losses = [step(*batch) for batch in batches(6)]
     return (losses, copies(living(model, optimizer)), torch.rand(3)), step

@@ -67,6 +67,7 @@ class Inventory:
         self._children = self._submodules()
         self._settings = _settings(optimizers)
         self._first = [self._slot_of_place.index(i) for i in range(len(self.slots))]
+        self._is_parameter = [slot.role is Role.PARAMETER for slot in self.slots]
         self._seen = self._read()
         self.tensors = [self._seen[i] for i in self._first]
 
@@ -124,6 +125,12 @@ class Inventory:
         """Positions of the slots that are parameters."""
         return [i for i, slot in enumerate(self.slots) if slot.role is Role.PARAMETER]
 
+    def requires_grad(self) -> bytes:
+        """Which of the parameters have gradients, one byte for each."""
+        return bytes(map(_REQUIRES_GRAD, itertools.compress(self.tensors, self._is_parameter)))
+
+
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
 Place = tuple[Slot, Any, Any]
 

@@ -531,3 +531,32 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_equals_eager(name: str) -> None:
     assert_equal(Case(schedules, optimizer=OPTIMIZERS[name], steps=5))
+
+
+def _clips(run: Run) -> Any:
+    run.state.without, run.state.flags = [], []
+    changes = {1: [(0, False)], 3: [(0, True), (2, False)], 6: [(2, True)]}
+
+    def between(i: int) -> None:
+        for layer, flag in changes.get(i, []):
+            run.model[layer].requires_grad_(flag)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        hidden = run.model[0](x)
+        run.state.flags.append(hidden.requires_grad)
+        loss = F.cross_entropy(run.model[1:](hidden), y)
+        loss.backward()
+        run.state.without.append([n for n, p in run.model.named_parameters() if p.grad is None])
+        nn.utils.clip_grad_norm_(run.model.parameters(), 0.1)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    run.between = between
+    return step
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "openxla"])
+def test_frozen_parameters_have_no_gradients_within_a_step(backend: str) -> None:
+    step = assert_equal(Case(_clips, steps=10), backend)
+    assert (step.eager_steps, step.launches, step.compilations) == (3, 7, 3)

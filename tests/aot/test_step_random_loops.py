@@ -339,4 +339,4 @@ def test_random_loops_equal_eager(request: pytest.FixtureRequest) -> None:
     )
     print(f"seeds {chosen}")
     compiled = [check(seed) for seed in chosen]
-    assert sum(compiled) >= STEPS * len(compiled) // 2, compiled
+    assert sum(compiled) >= STEPS * len(compiled) // 3, compiled

@@ -73,7 +73,9 @@ class Provenance(TorchDispatchMode):
 
 def _note_line(nodes: Sequence[fx.Node]) -> None:
     line = _LINE.fullmatch(user_line())
-    for node in nodes if line is not None else ():
+    if line is None:
+        return
+    for node in nodes:
         node.meta["stack_trace"] = 'File "{}", line {}, in step\n{}'.format(*line.groups(""))
 
 

@@ -244,9 +244,8 @@ class Step:
 
     def _session(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Session, list[Any]]:
         """A session for a call, and in a list, which is to be emptied, what the function gets."""
-        assert self._inventory is not None
         parallel = self._definition.parallel
-        state = (*process_state(), self._inventory.requires_grad())
+        state = (*process_state(), self._state.inventory.requires_grad())
         if parallel is None:
             trie, _ = self._programs.trie(state)
             return Session(trie, self._state.ids, self, self._settings), [(args, kwargs)]

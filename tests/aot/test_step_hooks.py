@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamo_backends
 from tests.aot import step_nets as nets
-from tests.aot.step_checks import assert_close, compare
+from tests.aot.step_checks import assert_close, assert_one_program, compare
 
 BACKENDS = ("aot_eager", "openxla")
 
@@ -126,6 +126,7 @@ def test_hooks_of_all_kinds_come_and_go(register: Any, backend: str) -> None:
     assert_close("losses", *found)
     # torch keeps in the module that it has had a backward hook.
     assert step.compilations == 2, "then as before"
+    assert (step.launches, step.eager_steps, step.refusals) == (4, 2, {})
 
 
 def test_optimizers_that_step_in_the_backward_pass() -> None:
@@ -147,8 +148,7 @@ def test_optimizers_that_step_in_the_backward_pass() -> None:
 
         return function, [model], list(optimizers.values())
 
-    step = compare(build, nets.rows(4))
-    assert (step.launches, step.compilations) == (4, 1)
+    assert_one_program(compare(build, nets.rows(4)), 4)
 
 
 @pytest.mark.parametrize(
@@ -181,5 +181,22 @@ def test_gradients_of_some_inputs_only(pick: Any) -> None:
 
         return function, [model], [optimizer]
 
-    step = compare(build, nets.rows(3), "aot_eager")
-    assert step.launches == 3
+    assert_one_program(compare(build, nets.rows(3), "aot_eager"), 3)
+
+
+def test_gradients_of_no_inputs_are_eagers_error() -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model.weight.register_hook(lambda g: g * 2)
+
+    def function(x: Tensor, inputs: Any) -> None:
+        model(x).sum().backward(inputs=inputs)
+
+    step = dynamo_backends.compile_step(
+        function, model=model, optimizer=optimizer, backend="aot_eager"
+    )
+    x = torch.ones(2, 4)
+    for run in (function, step):
+        with pytest.raises(RuntimeError, match=r"cannot be empty"):
+            run(x, [])
+    assert model.weight.grad is None

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from dynamo_backends import compile_step
 from dynamo_backends.aot.step.hyperparameters import replace
-from dynamo_backends.interface.errors import StepCaptureError
 
 optim = torch.optim
 
@@ -210,8 +209,10 @@ def test_a_schedule_of_any_type_compiles_once_for_each_kind() -> None:
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "muon"])
 def test_other_types_on_xla(name: str) -> None:
-    values = [0.1, 0, torch.tensor(0.1, dtype=torch.float64), numpy.float64(0.1)]
-    assert trained("lr", values, OPTIMIZERS[name], "openxla").compilations == 3
+    tensor = torch.tensor(0.1, dtype=torch.float64)
+    values = [0.1, 0, tensor, tensor.clone(), numpy.float64(0.1), numpy.float64(0.2)]
+    step = trained("lr", values, OPTIMIZERS[name], "openxla")
+    assert (step.launches, step.compilations, step.eager_steps) == (3, 3, 3)
 
 
 @pytest.mark.long
@@ -221,8 +222,10 @@ def test_other_types_on_inductor() -> None:
 
 def test_a_decay_that_becomes_zero_is_asked_for() -> None:
     for kind in (float, numpy.float64, torch.tensor):
-        step = trained("weight_decay", [kind(0.1), kind(0.0), kind(0.2), 0])
+        step = trained("weight_decay", [kind(0.1), kind(0.3), kind(0.0), kind(0.2), 0, 0])
         assert step.compilations == (2 if kind is float else 3)
+        assert step.eager_steps == (1 if kind is float else 2)
+        assert step.launches == 6 - step.eager_steps
 
 
 def test_a_tensor_that_is_written_to() -> None:
@@ -233,12 +236,21 @@ def test_a_tensor_that_is_written_to() -> None:
 def test_a_division_by_zero_raises_as_in_eager() -> None:
     training = Training(OPTIMIZERS["adafactor"], "aot_eager")
     batch = torch.ones(5, 4, dtype=torch.float64)
-    training.step(batch)
-    training.set("d", None, 0.0)
-    with pytest.raises(ZeroDivisionError):
-        training.function(batch)
-    with pytest.raises(StepCaptureError, match="ZeroDivisionError"):
+    for _ in range(2):
         training.step(batch)
+    training.set("d", None, 0.0)
+    for step in (training.function, training.step):
+        with pytest.raises(ZeroDivisionError):
+            step(batch)
+    training.optimizer.zero_grad()
+    eager = copy.copy(training)
+    eager.model, eager.optimizer = copy.deepcopy((training.model, training.optimizer))
+    for each in (training, eager):
+        each.set("d", None, 1.0)
+    for _ in range(2):
+        training.step(batch)
+        eager.function(batch)
+    assert_equal(eager, training, 1e-9, "d is 1 again")
 
 
 def test_a_number_changed_in_the_step() -> None:

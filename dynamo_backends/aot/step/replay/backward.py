@@ -110,10 +110,9 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
 
 
 def are_tensors(given: dict[str, Any]) -> bool:
-    """Whether a pass begins and ends at tensors: not at nodes, and not at those of a dictionary."""
-    roots, inputs = given["tensors"], given.get("inputs", ())
-    is_plain = not isinstance(inputs, dict) and not given.get("is_grads_batched")
-    return is_plain and all(isinstance(t, Tensor) for t in (*as_tuple(roots), *as_tuple(inputs)))
+    """Whether a pass begins and ends at tensors: not at nodes."""
+    ends = *as_tuple(given["tensors"]), *as_tuple(given.get("inputs", ()))
+    return not given.get("is_grads_batched") and all(isinstance(t, Tensor) for t in ends)
 
 
 def checked_gradients(

@@ -140,8 +140,30 @@ def _limit_rows(weight: Tensor, rows: Tensor, largest: float, order: float) -> N
     weight.mul_(scales.unsqueeze(1))
 
 
+def _batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """A factor of averages that is a number among the inputs, such as one over a counter."""
+    averages = [t for t in (running_mean, running_var) if t is not None]
+    if not (training and averages and isinstance(momentum, Tensor)):
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    of_batch = [torch.zeros_like(t) for t in averages]
+    normal = F.batch_norm(x, *of_batch, weight, bias, True, 1.0, eps)
+    with torch.no_grad():
+        for average, new in zip(averages, of_batch, strict=True):
+            average.copy_(new * momentum + average * (1 - momentum))
+    return normal
+
+
 IN_OTHER_WORDS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch._weight_norm: _weight_norm, F.embedding: _embedding,
+    torch._weight_norm: _weight_norm, F.embedding: _embedding, F.batch_norm: _batch_norm,
 }  # fmt: skip
 """Functions with operators of their own, which backends may not know, and the same without."""
 

@@ -86,9 +86,9 @@ class RecordProgram:
         self.seconds = self.variant.capture_seconds
 
     def _located(self, error: Exception) -> StepCaptureError:
-        entry = self._line.entry
-        where = "" if entry is None else f" (recorded at {entry.line})"
-        return StepCaptureError(f"{text_of(error)}{where}")
+        entry, text = self._line.entry, text_of(error)
+        is_there = entry is None or entry.line in text
+        return StepCaptureError(text if is_there else f"{text} (recorded at {entry.line})")
 
     def _batch(self, segment: Segment) -> list[Any]:
         values, parts = self.trie.values, segment.parts

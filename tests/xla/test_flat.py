@@ -11,6 +11,7 @@ import dynamo_backends
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import Flat, logical
+from tests.aot.step_checks import assert_one_program
 from tests.xla.harness import capture
 
 ORDERS = {"row-major": (0, 1, 2, 3), "channels last": (0, 2, 3, 1), "reversed": (3, 2, 1, 0)}
@@ -110,6 +111,8 @@ def test_a_step_keeps_the_layout_of_what_it_updates() -> None:
             torch.manual_seed(seed)
             run(torch.randn(2, 3, 7, 7, dtype=torch.float64))
         assert torch.equal(model.view, model.shared[1:])
+        if compiled:
+            assert_one_program(run, 4)
         return model
 
     expected, model = train(compiled=False), train(compiled=True)

@@ -13,6 +13,7 @@ from dynamo_backends import compile_step
 from dynamo_backends.conformance.subject import gradients, twin
 from dynamo_backends.xla import _jaxlib
 from tests import memory
+from tests.aot.step_checks import assert_one_program
 from tests.checking import same
 from tests.models import memory_models as models
 
@@ -118,5 +119,6 @@ def test_steps_are_right_in_memory_that_is_not_aligned(kind: str, tmp_path: Path
     for _ in range(3):
         (x,) = memory.place_inputs({"x": torch.randn(32, 512)}, kind, tmp_path / "x").values()
         same(theirs(x), step(x), precise(x.double()))
+    assert_one_program(step, 3)
     parameters = [list(each.module.parameters()) for each in (theirs, ours, precise)]
     same(*([p.detach() for p in each] for each in parameters), "parameter")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.lowering import interpreter
+from tests.aot.step_checks import assert_one_program
 
 inf, nan = float("inf"), float("nan")
 
@@ -133,9 +134,11 @@ def test_pairs_in_a_step() -> None:
     compiled = dynamo_backends.compile_step(
         step, model=model, optimizer=optimizer, backend="openxla"
     )
-    loss = compiled(torch.tensor([10.4, 3.3]))
-    torch.testing.assert_close(loss, torch.tensor(10.4 * 10 + 3.3 * 3))
-    torch.testing.assert_close(model.weight.detach(), torch.tensor([0.4, 0.3]))
+    for weights in ((10.4, 3.3), (0.4, 0.3), (-9.6, -2.7)):
+        torch.testing.assert_close(model.weight.detach(), torch.tensor(weights))
+        loss = compiled(torch.tensor([10.4, 3.3]))
+        torch.testing.assert_close(loss, torch.tensor(weights[0] * 10 + weights[1] * 3))
+    assert_one_program(compiled, 3)
 
 
 @pytest.mark.parametrize("more", [(), ("cpu-all-reduce-combiner",)])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dynamo_backends import compile_step
 from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.xla import to_device
+from tests.aot.step_checks import assert_one_program
 from tests.doubles.remote import RemoteDouble
 
 
@@ -108,6 +109,7 @@ def test_steps_train_them_as_eager_does(device: RemoteDouble, kind: type[nn.Modu
     step, reference = compile_step(train, model=model, optimizer=optimizer), trainer(eager)[0]
     for x in given:
         assert step(x).item() == pytest.approx(reference(x).item(), rel=1e-4)
+    assert_one_program(step, 3)
     for found, expected in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(found.detach(), expected.detach())
 

@@ -8,7 +8,6 @@
 | `torch._C`: `_len_torch_function_stack`, `_pop_torch_function_stack` | 2.13 |
 | `torch._C._push_on_torch_function_stack` | 2.13 |
 | `torch._tensor`: `handle_torch_function`, by which methods in Python reach a mode | 2.13 |
-| `torch._functorch.vmap`, `.eager_transforms`: `*_increment_nesting` | 2.13 |
 | `torch.utils._foreach_utils._foreach_supported_types` | 2.13; else clipping takes one by one |
 """
 
@@ -17,8 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch import eager_transforms, vmap
 from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves, tree_map
 
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 set_grad_enabled: Any = torch._C._set_grad_enabled
@@ -35,19 +34,6 @@ PYTHON_FUNCTIONS: tuple[Any, ...] = tuple(
 """Modules whose functions, written in Python, call `handle_torch_function` under a mode."""
 
 _SET_CLASS: Any = vars(object)["__class__"].__set__
-
-TRANSFORMS: tuple[tuple[Any, str], ...] = tuple(
-    (module, name)
-    for module, name in (
-        (vmap, "vmap_increment_nesting"),
-        (eager_transforms, "grad_increment_nesting"),
-        (eager_transforms, "jvp_increment_nesting"),
-        (eager_transforms, "_func_increment_nesting"),
-    )
-    if hasattr(module, name)
-)
-"""What each transform of `torch.func` calls before it wraps its first tensor."""
-
 
 FOREACH_TYPES: list[type] = getattr(_foreach_utils, "_foreach_supported_types", [])
 """The classes of tensors for which torch takes lists of them at once, as in clipping."""
@@ -80,8 +66,15 @@ class WrapperTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Refuses an operator."""
-        raise cls.refusal(func)
+        """Refuses an operator, but for those on what `become` has left behind."""
+        args, kwargs = contents_of((args, kwargs or {}))
+        if any(issubclass(type(x), WrapperTensor) for x in tree_leaves((args, kwargs))):
+            raise cls.refusal(func)
+        return func(*args, **kwargs)
+
+    def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
+        """As of an ordinary tensor, which `become` may have made of it."""
+        return str(Tensor.__repr__(_contents_of(self), **kwargs))
 
     @classmethod
     def refusal(cls, func: Any) -> Exception:
@@ -108,15 +101,35 @@ def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:
     )
 
 
-def become(wrapper: WrapperTensor, real: Tensor) -> None:
+def become(wrapper: WrapperTensor, real: Tensor) -> bool:
     """Makes an ordinary tensor of a wrapper, with the contents of another one.
 
     Args:
         wrapper: Keeps its identity in Python.
         real: Nobody may use it afterwards.
+
+    Returns:
+        Whether something in C++, as functorch, refers to the wrapper. It has `real` then, which is
+        a wrapper from now on; operators on it have the contents of the other (see `contents_of`).
     """
     swap: Any = torch._C._swap_tensor_impl
+    kind = type(wrapper)
     swap(wrapper, real)
     if type(real) is not Tensor:
         vars(wrapper).update(vars(real))
     _SET_CLASS(wrapper, type(real))
+    is_held = bool(real._use_count() > 1)  # type: ignore[attr-defined]
+    if is_held:
+        _SET_CLASS(real, kind)
+        vars(real)["contents"] = wrapper
+    return is_held
+
+
+def contents_of(values: Any) -> Any:
+    """Puts ordinary tensors in the places of what `become` has left behind, in a tree of values."""
+    return tree_map(_contents_of, values)
+
+
+def _contents_of(value: Any) -> Any:
+    is_wrapper = issubclass(type(value), WrapperTensor)
+    return vars(value).get("contents", value) if is_wrapper else value

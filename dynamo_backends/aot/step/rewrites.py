@@ -151,13 +151,14 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """A factor of averages that is a number among the inputs, such as one over a counter."""
-    averages = [t for t in (running_mean, running_var) if t is not None]
-    if not (training and averages and isinstance(momentum, Tensor)):
+    has_averages = running_mean is not None and running_var is not None
+    if not (training and has_averages and isinstance(momentum, Tensor)):
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    of_batch = [torch.zeros_like(t) for t in averages]
-    normal = F.batch_norm(x, *of_batch, weight, bias, True, 1.0, eps)
+    assert running_mean is not None and running_var is not None
+    mean, var = torch.zeros_like(running_mean), torch.zeros_like(running_var)
+    normal = F.batch_norm(x, mean, var, weight, bias, True, 1.0, eps)
     with torch.no_grad():
-        for average, new in zip(averages, of_batch, strict=True):
+        for average, new in ((running_mean, mean), (running_var, var)):
             average.copy_(new * momentum + average * (1 - momentum))
     return normal
 

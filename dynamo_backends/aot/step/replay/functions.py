@@ -63,6 +63,21 @@ BARRIERS: frozenset[Callable[..., Any]] = frozenset(
 )  # fmt: skip
 """What needs the contents of a tensor, or its memory."""
 
+VALUES: frozenset[Callable[..., Any]] = frozenset(
+    _methods(
+        "item", "is_nonzero", "__bool__", "__float__", "__int__", "__index__", "__complex__",
+        "__contains__", "__format__", "equal", "allclose",
+    )
+    | _getters("_version")
+)  # fmt: skip
+"""Those of them that read values one by one."""
+
+CHANGES_OF_SHAPE: dict[Callable[..., Any], Callable[..., Any]] = {
+    getattr(_T, f"{name}_"): getattr(_T, name)
+    for name in ("unsqueeze", "squeeze", "t", "transpose", "swapaxes", "swapdims")
+}
+"""Methods that make a view of a tensor in place, and those that return it."""
+
 HOOKS = (_T.register_hook, _T.register_post_accumulate_grad_hook)
 """Registers a hook."""
 
@@ -83,5 +98,23 @@ _ARITHMETIC = (
     "__lt__", "__le__", "__gt__", "__ge__", "lt", "le", "gt", "ge", "lerp", "lerp_",
 )  # fmt: skip
 
-ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(_methods(*_ARITHMETIC))
+_OPERATORS = [getattr(torch.ops.aten, n) for n in _ARITHMETIC if not n.startswith("__")]
+
+ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
+    _methods(*_ARITHMETIC)
+    | {getattr(each, overload) for each in _OPERATORS for overload in each.overloads()}
+)
 """Functions whose integers may become inputs; elsewhere they are sizes and dimensions."""
+
+
+def takes_tensor(func: Any, place: tuple[int, ...]) -> bool:
+    """Returns whether an operator takes a tensor where it was called with a number.
+
+    Args:
+        func: Any function.
+        place: Of the number, in positional and keyword arguments.
+    """
+    schema = getattr(func, "_schema", None)
+    if schema is None or place[0] != 0 or len(place) != 2:
+        return False
+    return isinstance(schema.arguments[place[1]].type, torch._C.TensorType)

@@ -8,9 +8,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import note_registrations
+from dynamo_backends._torch_private.functorch import change_metadata
+from dynamo_backends._torch_private.placeholders import contents_of
 from dynamo_backends.aot.step.replay import checkpoints, functions, tape
 from dynamo_backends.aot.step.replay.generator_states import keep_state, use_state
 from dynamo_backends.aot.step.replay.placeholders import is_placeholder
+from dynamo_backends.aot.step.substitution import name_of
 
 
 def native(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -143,6 +146,35 @@ def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def change_shape(session: Any, view: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A change of a view in place is a view under the same object.
+
+    Args:
+        session: The call of the step.
+        view: Makes the view; None: nothing does.
+        func: Makes it in place.
+        args: Arguments; the tensor is the first.
+        kwargs: Keyword arguments.
+    """
+    tensor = args[0]
+    if view is None or not session.segment.is_result(tensor):
+        session.go_eager(f"changes the shape of a tensor in place ({name_of(func)})")
+        args = contents_of(args)
+        return func(*args, **kwargs)
+    result = session.call("call", view, args, kwargs)
+    if is_placeholder(tensor):
+        change_metadata(func, args, kwargs)
+    else:
+        func(*args, **kwargs)
+    if session.following:
+        session.segment.rename(tensor, result)
+    return tensor
+
+
+def _change_shape(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return change_shape(session, functions.CHANGES_OF_SHAPE[func], func, args, kwargs)
+
+
 HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.METADATA, native),
     **dict.fromkeys(functions.BARRIERS, _read_value),
@@ -152,6 +184,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.HOOKS, _register_hook),
     **dict.fromkeys((tape.begin, tape.proceed), _part_of_pass),
     **dict.fromkeys((*checkpoints.MARKS, *tape.MARKS, keep_state, use_state), _mark),
+    **dict.fromkeys(functions.CHANGES_OF_SHAPE, _change_shape),
     torch.Tensor.retain_grad: _retain_grad,
     functions.RETAINS_GRAD: _retains_grad,
     torch.autograd.grad: _gradients,

@@ -87,8 +87,9 @@ class RecordProgram:
 
     def _located(self, error: Exception) -> StepCaptureError:
         entry, text = self._line.entry, text_of(error)
-        is_there = entry is None or entry.line in text
-        return StepCaptureError(text if is_there else f"{text} (recorded at {entry.line})")
+        if entry is not None and entry.line not in text:
+            text = f"{text} (recorded at {entry.line})"
+        return StepCaptureError(text)
 
     def _batch(self, segment: Segment) -> list[Any]:
         values, parts = self.trie.values, segment.parts

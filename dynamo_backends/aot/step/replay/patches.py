@@ -1,9 +1,10 @@
 """What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
 
+import contextlib
 import gc
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -13,10 +14,17 @@ import torch
 from dynamo_backends._torch_private import scaling
 from dynamo_backends._torch_private.around import ENGINE
 from dynamo_backends._torch_private.checkpoints import GENERATOR, graph_task
+from dynamo_backends._torch_private.functorch import (
+    DUAL_LEVELS,
+    GRADIENTS,
+    NESTINGS,
+    OTHERS,
+    PULLBACKS,
+    is_transforming,
+)
 from dynamo_backends._torch_private.placeholders import (
     FOREACH_TYPES,
     PYTHON_FUNCTIONS,
-    TRANSFORMS,
 )
 from dynamo_backends.aot.step.hooks import has_global_hooks
 from dynamo_backends.aot.step.replay.checkpoints import region
@@ -296,8 +304,9 @@ class _Functions:
         makers: dict[Any, dict[str, Any]] = {}
         for owner, name in _SEEDS:
             makers.setdefault(owner, {})[name] = _cutting
-        for owner, name in TRANSFORMS:
-            makers.setdefault(owner, {})[name] = _eager
+        for places, make in _TRANSFORMS:
+            for owner, name in places:
+                makers.setdefault(owner, {})[name] = make
         for owner in PYTHON_FUNCTIONS:
             makers.setdefault(owner, {})["handle_torch_function"] = _handling
         for (owner, name), make in zip(ENGINE, (_numbering, _asking, _queueing), strict=True):
@@ -335,6 +344,9 @@ def _cutting(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], GeneratorState):
             return use_state(args[0].number)
+        transforms = _open_transforms()
+        if transforms is not None:
+            transforms.refuse(f"calls torch.{name} within a transform of torch.func")
         session = active_session()
         if session is not None:
             state = get_state(session) if name == "get_rng_state" else None
@@ -346,14 +358,79 @@ def _cutting(original: Any, name: str) -> Callable[..., Any]:
     return call
 
 
+def _open_transforms() -> Any:
+    """The transforms of torch.func that this thread's step is in; None: it is in none."""
+    session: Session | None = getattr(_active, "session", None)
+    return session.transforms if session is not None and session.transforms.is_open else None
+
+
+def _before_transform() -> Session | None:
+    """The call of a step that begins a transform now, in code of the user's."""
+    session = active_session()
+    return session if session is not None and session.is_innermost else None
+
+
+def _region() -> contextlib.AbstractContextManager[Any]:
+    session = _before_transform()
+    return contextlib.nullcontext() if session is None else session.transforms.region()
+
+
+def _nesting(original: Any, name: str) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def nesting(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with _region(), original(*args, **kwargs) as level:
+            yield level
+
+    return nesting
+
+
+def _differentiating(original: Any, name: str) -> Callable[..., Any]:
+    def autograd_grad(*args: Any, **kwargs: Any) -> Any:
+        with _region():
+            return original(*args, **kwargs)
+
+    return autograd_grad
+
+
+def _pulling_back(original: Any, name: str) -> Callable[..., Any]:
+    def vjp(*args: Any, **kwargs: Any) -> Any:
+        session = _before_transform()
+        result = original(*args, **kwargs)
+        if session is not None:
+            session.transforms.add_pullback(result[1])
+        return result
+
+    return vjp
+
+
 def _eager(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        session = active_session()
+        session, transforms = _before_transform(), _open_transforms()
+        reason = "uses a transform of functions that no program of a step holds"
         if session is not None:
-            session.go_eager("uses a transform of torch.func")
+            session.go_eager(reason)
+        elif transforms is not None:
+            transforms.refuse(reason)
         return original(*args, **kwargs)
 
     return call
+
+
+def _forwards(original: Any, name: str) -> Callable[..., Any]:
+    def enter_dual_level() -> Any:
+        session = _before_transform()
+        if session is not None:
+            session.go_eager("uses torch.autograd.forward_ad")
+        return original()
+
+    return enter_dual_level
+
+
+_TRANSFORMS = (
+    (NESTINGS, _nesting), (GRADIENTS, _differentiating), (PULLBACKS, _pulling_back),
+    (OTHERS, _eager), (DUAL_LEVELS, _forwards),
+)  # fmt: skip
+"""What takes the places of functions by which transforms begin."""
 
 
 def _open_passes() -> Any:
@@ -434,6 +511,9 @@ def _handling(original: Any, name: str) -> Any:
 
 def _applying(original: Any, name: str) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        transforms = _open_transforms()
+        if transforms is not None and not is_transforming():
+            return transforms.apply(cls, args, kwargs)
         session = _session_of_region()
         if session is None:
             return original.__get__(None, cls)(*args, **kwargs)

@@ -113,13 +113,16 @@ def has_attributes(placeholder: Placeholder) -> bool:
     return len(placeholder.__dict__) > len(_OWN)
 
 
-def fulfil(placeholder: Placeholder, real: Tensor) -> None:
+def fulfil(placeholder: Placeholder, real: Tensor) -> bool:
     """Makes an ordinary tensor of a placeholder.
 
     Args:
         placeholder: Keeps its identity.
         real: Its contents; not to be used afterwards.
+
+    Returns:
+        See `become`.
     """
     for name in _OWN:
         placeholder.__dict__.pop(name, None)
-    become(placeholder, real)
+    return become(placeholder, real)

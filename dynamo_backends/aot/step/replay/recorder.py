@@ -99,9 +99,12 @@ class Recorder:
         if kind == "read" and type(result) in _PLAIN:
             is_constant = segment.trie.is_constant(segment.node, numbers)
             entry.value = result if is_constant else VARYING
-        self._append(segment, entry)
-        if any(_moved(specs[n], t) for n, t in before.items()):
+        if any(
+            _moved(specs[n], t) for n, t in before.items()
+        ):  # not noted: it is to run at each call
             self._session.go_eager(f"changes the shape of a tensor in place ({name_of(func)})")
+            return result
+        self._append(segment, entry)
         if kind == "read" and entry.value is VARYING:
             self._session.after_read(segment.node)
         return result

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import storage_id, with_hooks_on_gradient
+from dynamo_backends._torch_private.placeholders import become
 from dynamo_backends.aot.step.replay.backward import NodeHooks, Tables
 from dynamo_backends.aot.step.replay.placeholders import (
     TensorSpec,
@@ -35,6 +36,7 @@ class Segment:
         numbers: Of optimizers that have taken their step, by their ids.
         parts: This process's parts of `Trie.batch`, by their numbers.
         arguments: Of the step, if it is spread over a mesh.
+        wrapped: What functorch refers to instead of placeholders that are ordinary tensors by now.
     """
 
     def __init__(self, trie: Trie, lives: Mapping[int, Any], before: "Segment | None" = None):
@@ -45,6 +47,7 @@ class Segment:
         self.numbers: dict[int, list[Any]] = {}
         self.parts: dict[int, Tensor] = {}
         self.arguments: Any = ()
+        self.wrapped: list[Any] = []
         self._lives = lives
         self._index: dict[int, int] = {}
         self._alive: dict[int, weakref.ref[Tensor]] = {}
@@ -258,6 +261,20 @@ class Segment:
         elif first != number:
             self.trie.aliases[number] = self.trie.aliases.get(first, first)
 
+    def rename(self, tensor: Tensor, result: Tensor) -> None:
+        """Takes a tensor for another result, which it has become."""
+        number, before, trie = self.number_of(result), self.number_of(tensor), self.trie
+        assert number is not None
+        assert before is not None
+        if not is_placeholder(tensor):
+            self._index[id(tensor)] = number
+            self._alive[number] = weakref.ref(tensor)
+            return
+        trie.renew((before,))
+        tensor.step_value = number  # type: ignore[attr-defined]
+        trie.values[number] = tensor
+        trie.attributes[number] = vars(tensor)
+
     def real(self, number: int) -> Tensor | None:
         """The tensor of a number while calls are recorded; None if it is gone."""
         if self.trie.kinds[number] == "slot":
@@ -282,6 +299,21 @@ class Segment:
             trie.values[number] = self.real(number)
         return all(trie.values[n] is not None for n in numbers)
 
+    def unwrap(self) -> None:
+        """Makes ordinary tensors of what functorch has returned to user code."""
+        wrapped, self.wrapped = self.wrapped, []
+        while wrapped:
+            wrapper = wrapped.pop()
+            if wrapper._use_count() > 1:
+                self.wrapped.append(wrapper)
+            elif sys.getrefcount(wrapper) > _UNSHARED_LOCAL:
+                contents = vars(wrapper).pop("contents")
+                number = self.number_of(contents)
+                become(wrapper, _alias(contents))
+                if number is not None:
+                    self._note(number, wrapper)
+            del wrapper
+
     def become_real(self, tensors: dict[int, Tensor], held: list[int]) -> None:
         """Makes ordinary tensors of placeholders, to go on with them.
 
@@ -294,9 +326,11 @@ class Segment:
             self._note(number, trie.values[number])
         for number in held:
             placeholder = trie.values[number]
-            fulfil(placeholder, _unshared(tensors.pop(number)))
+            real = _unshared(tensors.pop(number))
+            if fulfil(placeholder, real):
+                self.wrapped.append(real)
             self._note(number, placeholder)
-            del placeholder
+            del placeholder, real
         for target, made in self.gradients.items():
             if target in held and made in held:
                 trie.values[target].grad = trie.values[made]
@@ -311,8 +345,10 @@ class Segment:
 
 def _unshared(tensor: Tensor) -> Tensor:
     """A tensor, or an alias of it if an open backward pass refers to it."""
-    if sys.getrefcount(tensor) <= _UNSHARED:
-        return tensor
+    return tensor if sys.getrefcount(tensor) <= _UNSHARED else _alias(tensor)
+
+
+def _alias(tensor: Tensor) -> Tensor:
     with torch.enable_grad():  # also where a hook has left the record, within a backward pass
         return tensor.view_as(tensor) if tensor.grad_fn is not None else tensor.detach()
 
@@ -323,3 +359,12 @@ def _references(value: Any) -> int:
 
 _UNSHARED = _references([].copy())
 """What `sys.getrefcount` is for an argument that nobody else refers to."""
+
+
+def _references_of_local() -> int:
+    value: list[Any] = []
+    return sys.getrefcount(value)
+
+
+_UNSHARED_LOCAL = _references_of_local()
+"""Likewise for a local variable."""

@@ -31,6 +31,7 @@ from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.settings import OptimizerSettings
 from dynamo_backends.aot.step.replay.tape import current_tape
 from dynamo_backends.aot.step.replay.templates import Items, differing_numbers, fill, refs
+from dynamo_backends.aot.step.replay.transforms import TransformedCalls
 from dynamo_backends.aot.step.replay.trie import VARYING, Node, Trie, torch_state
 
 
@@ -97,6 +98,7 @@ class Session(TorchFunctionMode):
         self.collecting = False
         self._busy = False
         self.nested = NestedPasses(self)
+        self.transforms = TransformedCalls(self)
         self._depth = 0
         self._begin(trie)
 
@@ -131,6 +133,22 @@ class Session(TorchFunctionMode):
         finally:
             self._busy = before
 
+    @contextlib.contextmanager
+    def _is_busy(self, busy: bool) -> Iterator[None]:
+        before, self._busy = self._busy, busy
+        try:
+            yield
+        finally:
+            self._busy = before
+
+    def handled_elsewhere(self) -> contextlib.AbstractContextManager[None]:
+        """Inside: torch functions do not reach the record; the operators below them do."""
+        return self._is_busy(True)
+
+    def handled_here(self) -> contextlib.AbstractContextManager[None]:
+        """Inside: a call reaches the record again."""
+        return self._is_busy(False)
+
     def _begin(self, trie: Trie) -> None:
         """Begins a segment, at the first call and behind each cut."""
         trie.renew(trie.inputs)
@@ -145,6 +163,10 @@ class Session(TorchFunctionMode):
     ) -> Any:
         """Handles one torch call of the step."""
         if self._busy or self.collecting or not self.following:
+            if self.transforms.is_open:
+                self.transforms.note_function(func)
+            elif self.segment.wrapped:
+                self._unwrap()
             return func(*args, **(kwargs or {}))
         if self.replaying:
             segment = self.segment
@@ -159,20 +181,40 @@ class Session(TorchFunctionMode):
                     return trie.result(node)
                 result = trie.values[number]
                 return trie.value(number) if result is None else result
+        if self.segment.wrapped:
+            self._unwrap()
         handler = HANDLERS.get(func)
         kwargs = kwargs or {}
         if handler is None:
             return self.call("call", func, args, kwargs)
         return func(*args, **kwargs) if handler is native else handler(self, func, args, kwargs)
 
+    def _unwrap(self) -> None:
+        if not self.transforms.is_open:
+            with self.own_calls():
+                self.segment.unwrap()
+
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside: torch calls do not reach this mode, which is the innermost."""
-        pop_function_mode()
+        """Inside: torch calls do not reach this mode, nor those within it."""
+        modes = []
+        while function_mode_depth() >= self._depth:
+            modes.append(pop_function_mode())
         try:
             yield
         finally:
+            for mode in reversed(modes):
+                push_function_mode(mode)
+
+    @contextlib.contextmanager
+    def innermost(self) -> Iterator[None]:
+        """Inside: torch calls reach this mode first, also where it is handling one."""
+        with self.aside():
             push_function_mode(self)
+            try:
+                yield
+            finally:
+                pop_function_mode()
 
     def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As `__torch_function__`, from within torch's functions in Python."""
@@ -393,7 +435,8 @@ class Session(TorchFunctionMode):
 
     def _has_history(self, replaying: bool) -> bool:
         nested = self.nested
-        return nested.is_open or nested.is_in_region or self.segment.has_history(replaying)
+        is_open = nested.is_open or nested.is_in_region or self.transforms.holds_tensors
+        return is_open or self.segment.has_history(replaying)
 
     def note_value(self, func: Any) -> None:
         """Tells the runner of a function that lets Python depend on contents of tensors."""
@@ -464,6 +507,7 @@ class Session(TorchFunctionMode):
         is_open = self.segment.node is not self.segment.trie.root
         if self.following and self.replaying and is_open and not self._commit():
             self.executed = True
+        self._unwrap()
         self.nested.renew()
         self.following = False
 
@@ -494,7 +538,8 @@ def _has_tensors(args: Any, kwargs: Any) -> bool:
 def _may_change(func: Any, template: Any, place: tuple[int, ...]) -> bool:
     for index in place:
         template = template.items[index]
-    return type(template) is float or func in functions.ARITHMETIC
+    is_arithmetic = type(template) is float or func in functions.ARITHMETIC
+    return is_arithmetic or functions.takes_tensor(func, place)
 
 
 def _with_history(text: str, node: str) -> str:

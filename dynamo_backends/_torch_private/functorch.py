@@ -1,0 +1,104 @@
+"""torch.func's transforms: where they begin, and the operators below all of their levels.
+
+| what | checked |
+|---|---|
+| `torch._functorch.vmap`, `.eager_transforms`: `*_increment_nesting` | 2.11, 2.13, 2.15 |
+| `torch._functorch.eager_transforms`: `_autograd_grad`, `_vjp_with_argnums` | 2.11, 2.13, 2.15 |
+| `torch._functorch.eager_transforms`: `lazy_dynamo_disallow` | 2.11, 2.13, 2.15 |
+| `torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack` | 2.11, 2.13, 2.15 |
+| `torch._vmap_internals._vmap_increment_nesting` | 2.11, 2.13, 2.15 |
+| `torch._C._functorch.peek_interpreter_stack` | 2.11, 2.13, 2.15 |
+| `torch._C._ForceDispatchKeyGuard`, `torch._C.DispatchKey` | 2.13 |
+| `torch._C._dispatch_tls_local_{in,ex}clude_set` | 2.13 |
+| `torch.utils._python_dispatch._disable_current_modes` | 2.11, 2.13, 2.15 |
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import _vmap_internals
+from torch._functorch import eager_transforms, vmap
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
+
+_C: Any = torch._C
+_AUTOGRAD = _C.DispatchKeySet(_C.DispatchKey.AutogradFunctionality) | _C.DispatchKeySet(
+    _C.DispatchKey.ADInplaceOrView
+)
+
+
+def _existing(*places: tuple[Any, str]) -> tuple[tuple[Any, str], ...]:
+    return tuple((module, name) for module, name in places if hasattr(module, name))
+
+
+NESTINGS = _existing(
+    (vmap, "vmap_increment_nesting"),
+    (eager_transforms, "grad_increment_nesting"),
+    (eager_transforms, "jvp_increment_nesting"),
+)
+"""Context managers in which transforms wrap tensors and call the user's function."""
+
+PULLBACKS = _existing((eager_transforms, "_vjp_with_argnums"))
+"""What returns a function that computes products with a Jacobian later."""
+
+GRADIENTS = _existing((eager_transforms, "_autograd_grad"))
+"""By which transforms run autograd's engine, also outside of the context managers."""
+
+OTHERS = _existing(
+    (eager_transforms, "_func_increment_nesting"),
+    (eager_transforms, "lazy_dynamo_disallow"),
+    (_vmap_internals, "_vmap_increment_nesting"),
+)
+"""Where functionalization, linearization and `torch.autograd.functional` begin to wrap tensors."""
+
+DUAL_LEVELS = _existing((forward_ad, "enter_dual_level"))
+"""Where forward-mode autograd begins, within a transform or in the user's code."""
+
+
+def is_transforming() -> bool:
+    """Returns whether torch calls of this thread are transformed."""
+    return _C._functorch.peek_interpreter_stack() is not None
+
+
+def without_autograd() -> Any:
+    """Inside: autograd takes no part in operators below the levels of transforms.
+
+    It does on these levels.
+    """
+    include, exclude = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    return _C._ForceDispatchKeyGuard(include, exclude | _AUTOGRAD)
+
+
+def with_autograd() -> Any:
+    """Inside: it does again."""
+    include, exclude = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    return _C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD)
+
+
+@contextlib.contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Inside: nothing is transformed, no dispatch mode sees it, and autograd takes part."""
+    with temporarily_clear_interpreter_stack(), _disable_current_modes(), with_autograd():
+        yield
+
+
+def change_metadata(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Changes the shape of a wrapper in place.
+
+    Args:
+        func: An operator that changes a view, such as `aten.squeeze_.dims`.
+        args: Its arguments; the wrapper is the first.
+        kwargs: Its keyword arguments.
+    """
+    with _C._DisableTorchDispatch():
+        func(*args, **kwargs)
+
+
+def out_of_place(func: Any) -> Any:
+    """The operator that makes a view where another one changes it; None: there is none."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    packet = getattr(torch.ops.aten, name, None) if func.namespace == "aten" else None
+    return getattr(packet, func._overloadname, None)

@@ -42,20 +42,20 @@ NESTINGS = _existing(
 """Context managers in which transforms wrap tensors and call the user's function."""
 
 PULLBACKS = _existing((eager_transforms, "_vjp_with_argnums"))
-"""What returns a function that computes products with a Jacobian later."""
+"""Functions that return a product with a Jacobian, to be computed later."""
 
 GRADIENTS = _existing((eager_transforms, "_autograd_grad"))
-"""By which transforms run autograd's engine, also outside of the context managers."""
+"""Functions that run autograd's engine for transforms, also outside of the context managers."""
 
 OTHERS = _existing(
     (eager_transforms, "_func_increment_nesting"),
     (eager_transforms, "lazy_dynamo_disallow"),
     (_vmap_internals, "_vmap_increment_nesting"),
 )
-"""Where functionalization, linearization and `torch.autograd.functional` begin to wrap tensors."""
+"""Functions that begin functionalization, linearization and transforms of older torch."""
 
 DUAL_LEVELS = _existing((forward_ad, "enter_dual_level"))
-"""Where forward-mode autograd begins, within a transform or in the user's code."""
+"""Functions that begin forward-mode autograd, within a transform or in the user's code."""
 
 
 def is_transforming() -> bool:
@@ -64,16 +64,13 @@ def is_transforming() -> bool:
 
 
 def without_autograd() -> Any:
-    """Inside: autograd takes no part in operators below the levels of transforms.
-
-    It does on these levels.
-    """
+    """Inside: autograd takes no part in operators below the levels of transforms, but on these."""
     include, exclude = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     return _C._ForceDispatchKeyGuard(include, exclude | _AUTOGRAD)
 
 
 def with_autograd() -> Any:
-    """Inside: it does again."""
+    """Inside: autograd takes part in these operators again."""
     include, exclude = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     return _C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD)
 
@@ -98,7 +95,7 @@ def change_metadata(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def out_of_place(func: Any) -> Any:
-    """The operator that makes a view where another one changes it; None: there is none."""
+    """Returns the operator that makes a view where another one changes it; None: there is none."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     packet = getattr(torch.ops.aten, name, None) if func.namespace == "aten" else None
     return getattr(packet, func._overloadname, None)

@@ -16,7 +16,7 @@ from dynamo_backends._torch_private import storage_id
 from dynamo_backends.aot.step.aliases import overlapping
 
 _CONTAINERS = (list, dict, set, deque, bytearray, np.ndarray)
-"""What can be changed in place by C code."""
+"""Classes of objects that C code can change in place."""
 
 _SIMPLE = (
     bool, int, float, complex, str, bytes, type(None), type(...), enum.Enum, np.generic, range,
@@ -25,7 +25,7 @@ _SIMPLE = (
 
 
 def is_simple(value: Any) -> bool:
-    """Whether a value is told from others by comparing it: a number, a flag, a string."""
+    """Returns whether a value is told from others by comparing it: a number, a flag, a string."""
     return isinstance(value, _SIMPLE)
 
 

@@ -12,12 +12,12 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.aot.step.aliases import Aliases, Key
 from dynamo_backends.aot.step.batches import first_of_each, shared_memory
-from dynamo_backends.aot.step.bindings import state_restored
 from dynamo_backends.aot.step.gradients import Gradients, SlotGradients, is_leaf
 from dynamo_backends.aot.step.hyperparameters import group_constants
 from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.loss_scaling import LossScaling
 from dynamo_backends.aot.step.optimizer_calls import OptimizerCalls
+from dynamo_backends.aot.step.optimizer_state import refusing_new_state
 from dynamo_backends.aot.step.optimizers import traced_settings
 from dynamo_backends.aot.step.provenance import Provenance
 from dynamo_backends.aot.step.recording import (
@@ -106,7 +106,7 @@ class _Recorder:
     def record(self) -> Recording:
         inputs = list(self._inputs())
         constants = group_constants(self._optimizers)
-        with state_restored(self._optimizers), private.tracing_a_step(self._mode):
+        with refusing_new_state(self._optimizers), private.tracing_a_step(self._mode):
             module = private.make_fx(self._trace, None)(*(fake for fake, _, _ in inputs))
         undeclared = self._substitution.undeclared
         if undeclared:
@@ -216,7 +216,7 @@ class _Recorder:
         return self._outputs
 
     def _stand_ins(self, numbers: Tensor) -> list[Any]:
-        """What stands in for numbers: of the optimizers, then those of the calls."""
+        """Returns tensors that stand in for numbers: of the optimizers, then of the calls."""
         scalars = [numbers[i] for i in range(len(self._scalars.values))]
         first = len(scalars) - len(self._calls.numbers)
         for i, number in enumerate(self._calls.numbers, first):
@@ -243,7 +243,7 @@ class _Recorder:
         return batch
 
     def _left_by(self, results: Sequence[Any]) -> dict[str, Any]:
-        """What the calls return and leave behind, by the names that a recording has for it."""
+        """Returns results and gradients, by the names that a recording has for them."""
         self._slots = {id(t): i for i, t in enumerate(self._inventory.tensors)}
         return {
             "results": tuple(map(self._result_of, results)),

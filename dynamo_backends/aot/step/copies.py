@@ -3,7 +3,8 @@
 import ctypes
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.liveness import tensor_bytes
+from dynamo_backends.runtime.atomic import write
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.runtime.private_folder import open_private
 
@@ -47,6 +49,25 @@ class Copies:
         self._kept = {}
         if self._file is not None:
             self._file.close()
+
+
+@contextmanager
+def all_or_nothing(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Inside: a step in eager. If it fails, tensors and gradients are what they were before."""
+    gradients = [t.grad for t in tensors]
+    living = [*tensors, *(g for g in gradients if g is not None)]
+    copies = Copies({i: t.detach() for i, t in enumerate(living)})
+    try:
+        yield
+    except BaseException:
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = gradient
+        before = copies.load()
+        targets = [t.detach() for t in living]
+        write(targets, [before[i].to(t.device) for i, t in enumerate(targets)], [], None)
+        raise
+    finally:
+        copies.close()
 
 
 def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:

@@ -37,7 +37,7 @@ def _update_scale(
 
 
 class LossScaling:
-    """What gradient scalers do in one trace.
+    """The calls of gradient scalers in one trace.
 
     Args:
         optimizers: Of the step.

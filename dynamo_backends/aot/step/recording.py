@@ -52,7 +52,7 @@ class Calls(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """Where one result comes from.
+    """The origin of one result.
 
     Attributes:
         kind: "output" of the graph, "slot" (a tensor that lives on), "term" or "constant".

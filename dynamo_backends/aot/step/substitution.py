@@ -33,7 +33,6 @@ from dynamo_backends._torch_private import (
     unwrapped,
 )
 from dynamo_backends.aot.step import rewrites
-from dynamo_backends.aot.step.checks import is_validation
 from dynamo_backends.aot.step.equal_updates import equal_updates
 from dynamo_backends.aot.step.formulas import formula_of
 from dynamo_backends.aot.step.loss_scaling import LossScaling
@@ -251,9 +250,6 @@ class Substitution(TorchFunctionMode):
             return scalars.as_number(value)
         if term is not None and (func is _T.__bool__ or scalars.number(value)):
             return scalars.ask(term, _ASKS[func])
-        if func is _T.__bool__ and is_validation():
-            torch.ops.aten._assert_async.msg(value, "an argument of a distribution is not valid")
-            return True
         return self._read(func, args, kwargs)
 
     def _state_as_numbers(

@@ -110,7 +110,7 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
 
 
 def are_tensors(given: dict[str, Any]) -> bool:
-    """Whether a pass begins and ends at tensors: not at nodes."""
+    """Returns whether a pass begins and ends at tensors: not at nodes."""
     ends = *as_tuple(given["tensors"]), *as_tuple(given.get("inputs", ()))
     return not given.get("is_grads_batched") and all(isinstance(t, Tensor) for t in ends)
 

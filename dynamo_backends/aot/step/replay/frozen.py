@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.aot.step.batches import shared_memory
-from dynamo_backends.aot.step.checks import all_or_nothing
+from dynamo_backends.aot.step.copies import all_or_nothing
 from dynamo_backends.aot.step.replay.frozen_calls import (
     FrozenCall,
     NotComparable,

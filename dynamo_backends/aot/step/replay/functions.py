@@ -70,7 +70,7 @@ VALUES: frozenset[Callable[..., Any]] = frozenset(
     )
     | _getters("_version")
 )  # fmt: skip
-"""Those of them that read values one by one."""
+"""Functions of `BARRIERS` that read values, one or a few."""
 
 CHANGES_OF_SHAPE: dict[Callable[..., Any], Callable[..., Any]] = {
     getattr(_T, f"{name}_"): getattr(_T, name)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.backends import StepBackend
 from dynamo_backends.aot.step.batches import flatten_batch, shared_memory
-from dynamo_backends.aot.step.bindings import NewStateError
 from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.optimizer_state import NewStateError
 from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.interpreter import group_numbers_as
 from dynamo_backends.aot.step.replay.segment import Segment

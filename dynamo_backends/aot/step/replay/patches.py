@@ -1,10 +1,9 @@
 """What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
 
-import contextlib
 import gc
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -14,19 +13,17 @@ import torch
 from dynamo_backends._torch_private import scaling
 from dynamo_backends._torch_private.around import ENGINE
 from dynamo_backends._torch_private.checkpoints import GENERATOR, graph_task
-from dynamo_backends._torch_private.functorch import (
-    DUAL_LEVELS,
-    GRADIENTS,
-    NESTINGS,
-    OTHERS,
-    PULLBACKS,
-    is_transforming,
-)
-from dynamo_backends._torch_private.placeholders import (
-    FOREACH_TYPES,
-    PYTHON_FUNCTIONS,
-)
+from dynamo_backends._torch_private.functorch import is_transforming
+from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, PYTHON_FUNCTIONS
 from dynamo_backends.aot.step.hooks import has_global_hooks
+from dynamo_backends.aot.step.replay.active_session import (
+    active_session,
+    current_session,
+    note_collection,
+    open_transforms,
+    session_of_region,
+    set_session,
+)
 from dynamo_backends.aot.step.replay.checkpoints import region
 from dynamo_backends.aot.step.replay.generator_states import (
     GeneratorState,
@@ -37,6 +34,7 @@ from dynamo_backends.aot.step.replay.graph_nodes import GraphNode
 from dynamo_backends.aot.step.replay.interpreter import step_without_hooks
 from dynamo_backends.aot.step.replay.placeholders import Placeholder
 from dynamo_backends.aot.step.replay.session import Session
+from dynamo_backends.aot.step.replay.transform_patches import TRANSFORM_PATCHES
 from dynamo_backends.aot.step.replay.user_functions import apply as apply_function
 from dynamo_backends.aot.step.replay.user_functions import why_not_followed
 
@@ -45,27 +43,6 @@ _SEEDS = (
     (torch, "get_rng_state"), (torch.random, "get_rng_state"), (torch, "set_rng_state"),
     (torch.random, "set_rng_state"),
 )  # fmt: skip
-
-_active = threading.local()
-
-
-def active_session() -> Session | None:
-    """The call of a step that this thread is in, if its torch calls are followed."""
-    session: Session | None = getattr(_active, "session", None)
-    return session if session is not None and session.is_active else None
-
-
-def _session_of_region() -> Session | None:
-    """As `active_session`, or that of a checkpointed region that goes on in eager."""
-    session: Session | None = getattr(_active, "session", None)
-    return session if session is not None and session.is_active_or_in_region else None
-
-
-def _note_collection(phase: str, info: Any) -> None:
-    """Called by Python when it begins and ends to collect garbage, in the thread that does so."""
-    session: Session | None = getattr(_active, "session", None)
-    if session is not None:
-        session.collecting = phase == "start"
 
 
 class Patches:
@@ -88,7 +65,7 @@ class Patches:
     def enter(self, session: Session) -> None:
         """Begins a call."""
         self._is_in = True
-        _active.session = session
+        set_session(session)
         for method in self._methods:
             method.install()
         for optimizer in self._fused:
@@ -99,7 +76,7 @@ class Patches:
         """Ends it; may be called again, as after an interruption."""
         if not self._is_in:
             return
-        _active.session = None
+        set_session(None)
         _FUNCTIONS.exit(self)
         for optimizer in self._fused:
             scaling.set_unscales(optimizer, True)
@@ -304,7 +281,7 @@ class _Functions:
         makers: dict[Any, dict[str, Any]] = {}
         for owner, name in _SEEDS:
             makers.setdefault(owner, {})[name] = _cutting
-        for places, make in _TRANSFORMS:
+        for places, make in TRANSFORM_PATCHES:
             for owner, name in places:
                 makers.setdefault(owner, {})[name] = make
         for owner in PYTHON_FUNCTIONS:
@@ -324,7 +301,7 @@ class _Functions:
             if len(self._users) > 1:
                 return
             FOREACH_TYPES.append(Placeholder)
-            gc.callbacks.append(_note_collection)
+            gc.callbacks.append(note_collection)
             self._replacements.install()
 
     def exit(self, user: Any) -> None:
@@ -333,8 +310,8 @@ class _Functions:
             self._users.discard(user)
             if self._users:
                 return
-            if _note_collection in gc.callbacks:
-                gc.callbacks.remove(_note_collection)
+            if note_collection in gc.callbacks:
+                gc.callbacks.remove(note_collection)
             if Placeholder in FOREACH_TYPES:
                 FOREACH_TYPES.remove(Placeholder)
             self._replacements.restore()
@@ -344,7 +321,7 @@ def _cutting(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], GeneratorState):
             return use_state(args[0].number)
-        transforms = _open_transforms()
+        transforms = open_transforms()
         if transforms is not None:
             transforms.refuse(f"calls torch.{name} within a transform of torch.func")
         session = active_session()
@@ -358,84 +335,9 @@ def _cutting(original: Any, name: str) -> Callable[..., Any]:
     return call
 
 
-def _open_transforms() -> Any:
-    """The transforms of torch.func that this thread's step is in; None: it is in none."""
-    session: Session | None = getattr(_active, "session", None)
-    return session.transforms if session is not None and session.transforms.is_open else None
-
-
-def _before_transform() -> Session | None:
-    """The call of a step that begins a transform now, in code of the user's."""
-    session = active_session()
-    return session if session is not None and session.is_innermost else None
-
-
-def _region() -> contextlib.AbstractContextManager[Any]:
-    session = _before_transform()
-    return contextlib.nullcontext() if session is None else session.transforms.region()
-
-
-def _nesting(original: Any, name: str) -> Callable[..., Any]:
-    @contextlib.contextmanager
-    def nesting(*args: Any, **kwargs: Any) -> Iterator[Any]:
-        with _region(), original(*args, **kwargs) as level:
-            yield level
-
-    return nesting
-
-
-def _differentiating(original: Any, name: str) -> Callable[..., Any]:
-    def autograd_grad(*args: Any, **kwargs: Any) -> Any:
-        with _region():
-            return original(*args, **kwargs)
-
-    return autograd_grad
-
-
-def _pulling_back(original: Any, name: str) -> Callable[..., Any]:
-    def vjp(*args: Any, **kwargs: Any) -> Any:
-        session = _before_transform()
-        result = original(*args, **kwargs)
-        if session is not None:
-            session.transforms.add_pullback(result[1])
-        return result
-
-    return vjp
-
-
-def _eager(original: Any, name: str) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        session, transforms = _before_transform(), _open_transforms()
-        reason = "uses a transform of functions that no program of a step holds"
-        if session is not None:
-            session.go_eager(reason)
-        elif transforms is not None:
-            transforms.refuse(reason)
-        return original(*args, **kwargs)
-
-    return call
-
-
-def _forwards(original: Any, name: str) -> Callable[..., Any]:
-    def enter_dual_level() -> Any:
-        session = _before_transform()
-        if session is not None:
-            session.go_eager("uses torch.autograd.forward_ad")
-        return original()
-
-    return enter_dual_level
-
-
-_TRANSFORMS = (
-    (NESTINGS, _nesting), (GRADIENTS, _differentiating), (PULLBACKS, _pulling_back),
-    (OTHERS, _eager), (DUAL_LEVELS, _forwards),
-)  # fmt: skip
-"""What takes the places of functions by which transforms begin."""
-
-
 def _open_passes() -> Any:
     """The backward passes that this thread is in; None: of autograd's own engine, or none."""
-    session: Session | None = getattr(_active, "session", None)
+    session = current_session()
     return session.nested if session is not None and session.nested.is_open else None
 
 
@@ -485,7 +387,7 @@ class _Engine:
 
 def _checkpointing(original: Any, name: str) -> Callable[..., Any]:
     def generator(*args: Any, **kwargs: Any) -> Any:
-        session = _session_of_region()
+        session = session_of_region()
         if session is None:
             return original(*args, **kwargs)
         return region(session, original, *args, **kwargs)
@@ -497,7 +399,7 @@ def _handling(original: Any, name: str) -> Any:
     """Torch's own takes the mode from the stack by a generator, for each call."""
 
     def handle_torch_function(api: Any, relevant: Any, /, *args: Any, **kwargs: Any) -> Any:
-        session: Session | None = getattr(_active, "session", None)
+        session = current_session()
         if session is None or not session.is_innermost:
             return original(api, relevant, *args, **kwargs)
         result = session.handle(api, args, kwargs)
@@ -511,10 +413,10 @@ def _handling(original: Any, name: str) -> Any:
 
 def _applying(original: Any, name: str) -> Any:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        transforms = _open_transforms()
+        transforms = open_transforms()
         if transforms is not None and not is_transforming():
             return transforms.apply(cls, args, kwargs)
-        session = _session_of_region()
+        session = session_of_region()
         if session is None:
             return original.__get__(None, cls)(*args, **kwargs)
         reason = why_not_followed(cls, kwargs)

@@ -88,6 +88,8 @@ class Placeholder(WrapperTensor):
         )
 
 
+Placeholder.__name__ = Placeholder.__qualname__ = "Tensor"  # as in messages of eager
+
 _OWN = ("step_value",)
 
 

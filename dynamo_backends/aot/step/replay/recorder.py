@@ -99,9 +99,7 @@ class Recorder:
         if kind == "read" and type(result) in _PLAIN:
             is_constant = segment.trie.is_constant(segment.node, numbers)
             entry.value = result if is_constant else VARYING
-        if any(
-            _moved(specs[n], t) for n, t in before.items()
-        ):  # not noted: it is to run at each call
+        if any(_moved(specs[n], t) for n, t in before.items()):  # it has to run at each call
             self._session.go_eager(f"changes the shape of a tensor in place ({name_of(func)})")
             return result
         self._append(segment, entry)

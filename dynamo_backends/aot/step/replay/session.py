@@ -126,15 +126,11 @@ class Session(TorchFunctionMode):
     @contextlib.contextmanager
     def own_calls(self) -> Iterator[None]:
         """Inside, outside of a handled call: torch calls are ours, not the step's."""
-        before, self._busy = self._busy, True
-        try:
-            with outside_regions():
-                yield
-        finally:
-            self._busy = before
+        with self._as_busy(True), outside_regions():
+            yield
 
     @contextlib.contextmanager
-    def _is_busy(self, busy: bool) -> Iterator[None]:
+    def _as_busy(self, busy: bool) -> Iterator[None]:
         before, self._busy = self._busy, busy
         try:
             yield
@@ -143,11 +139,11 @@ class Session(TorchFunctionMode):
 
     def handled_elsewhere(self) -> contextlib.AbstractContextManager[None]:
         """Inside: torch functions do not reach the record; the operators below them do."""
-        return self._is_busy(True)
+        return self._as_busy(True)
 
     def handled_here(self) -> contextlib.AbstractContextManager[None]:
         """Inside: a call reaches the record again."""
-        return self._is_busy(False)
+        return self._as_busy(False)
 
     def _begin(self, trie: Trie) -> None:
         """Begins a segment, at the first call and behind each cut."""

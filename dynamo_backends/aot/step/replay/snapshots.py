@@ -194,7 +194,7 @@ def _left_behind(call: LastCall, path: Sequence[Entry]) -> Iterator[str]:
 def _results(
     program: RecordProgram, call: LastCall, inventory: Inventory
 ) -> tuple[tuple[Result, ...], Any]:
-    """Where the leaves of what the function returned come from, and how they are put together."""
+    """Returns the origins of the leaves of a result, and how these are put together."""
     segment = call.segment
     trie = program.trie
     slots = {id(t): i for i, t in enumerate(inventory.tensors)}

@@ -1,4 +1,4 @@
-"""What lives from step to step, as it is now, and the backend on whose devices it is."""
+"""The tensors that live from step to step, and the backend on whose devices they are."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from dynamo_backends.runtime.residency import home_of
 
 
 class Change(NamedTuple):
-    """What has changed since the call before.
+    """The changes since the call before.
 
     Attributes:
         replaced: Tensors, and those that have taken their place.
@@ -54,7 +54,7 @@ class StepState:
 
     @property
     def inventory(self) -> Inventory:
-        """What lives on, with names; after `refresh`."""
+        """The tensors that live on, with names; after `refresh`."""
         assert self._inventory is not None
         return self._inventory
 
@@ -97,7 +97,7 @@ class StepState:
             )
 
     def _move(self, inventory: Inventory) -> None:
-        """Where the backend keeps values on devices, all that lives on moves there."""
+        """Moves all that lives on to the backend's devices, if it has some."""
         definition, target = self._definition, self.backend.target
         if definition.parallel is not None and target is not None:
             ranks = ranks_of(definition.parallel)

@@ -12,14 +12,15 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
 from dynamo_backends.aot.step.batches import flatten_batch
-from dynamo_backends.aot.step.checks import all_or_nothing
+from dynamo_backends.aot.step.copies import all_or_nothing
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.outside import outside_effect
 from dynamo_backends.aot.step.recording import Definition
+from dynamo_backends.aot.step.replay.active_session import active_session
 from dynamo_backends.aot.step.replay.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
 from dynamo_backends.aot.step.replay.mesh import WholeBatch
-from dynamo_backends.aot.step.replay.patches import Patches, active_session, is_one_entry
+from dynamo_backends.aot.step.replay.patches import Patches, is_one_entry
 from dynamo_backends.aot.step.replay.results import assign
 from dynamo_backends.aot.step.replay.segment import Segment
 from dynamo_backends.aot.step.replay.session import Session

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.bindings import NewStateError
+from dynamo_backends.aot.step.optimizer_state import NewStateError
 from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
 from dynamo_backends.aot.step.replay.mesh import move_written
@@ -22,10 +22,10 @@ from dynamo_backends.runtime.foreign import refuse_step
 log = logging.getLogger("dynamo_backends")
 
 MAX_PROGRAMS = 8
-"""How many programs one place of a record may have."""
+"""The number of programs that one place of a record may have."""
 
 MAX_VARIANTS = 64
-"""How many programs a step keeps; the least recently used one goes first."""
+"""The number of programs that a step keeps; the least recently used one goes first."""
 
 _OTHER_WAY = "another way through the step, or other tensors that are kept"
 _OTHER_ORDER = "a file has the arguments in their order"
@@ -80,7 +80,7 @@ class StepPrograms:
 
     @property
     def variants(self) -> Iterator[Variant]:
-        """What was compiled and is kept."""
+        """Yields the programs that are kept."""
         return (program.variant for node in self._places() for program, _ in node.programs)
 
     def _all_tries(self) -> Iterator[Trie]:
@@ -94,7 +94,7 @@ class StepPrograms:
         return itertools.chain.from_iterable(t.root.subtree() for t in self._all_tries())
 
     def rebind(self, replaced: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Records mean what lives on, and not the objects that it was.
+        """Puts the tensors that live on now in the places of earlier ones.
 
         Args:
             replaced: Tensors, and those that have taken their place.

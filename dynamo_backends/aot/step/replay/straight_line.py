@@ -159,7 +159,7 @@ class InputViews:
         return is_alone and self._storages.keys().isdisjoint(storages)
 
     def hold(self, inputs: Sequence[tuple[int, Tensor]], tensors: Sequence[Tensor]) -> bool:
-        """Whether the inputs of a call are views of the same tensors in the same way."""
+        """Returns whether the inputs of a call are views of the same tensors in the same way."""
         return self._find(inputs, tensors) == self.bases and all(
             _geometry(x) == self._geometry[n] for n, x in inputs if n in self.bases
         )

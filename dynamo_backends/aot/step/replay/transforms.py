@@ -31,7 +31,7 @@ _NEEDS_MEMORY = functions.BARRIERS.difference(functions.VALUES)
 
 
 class TransformedCalls(TorchDispatchMode):
-    """What a step does within transforms.
+    """The part of a step that is within transforms.
 
     Args:
         session: The call of the step.

@@ -1,4 +1,4 @@
-"""The keys of optimizers' state: as they were before a trace, and put back after it."""
+"""State that an optimizer makes while a step is traced: it is taken away, and refused."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ class NewStateError(StepCaptureError):
 
 
 @contextlib.contextmanager
-def state_restored(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
-    """Around a trace, of which nothing stays.
+def refusing_new_state(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Inside a step is traced: new state is refused, and nothing of it stays.
 
     Args:
         optimizers: Of the step.

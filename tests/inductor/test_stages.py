@@ -194,7 +194,7 @@ def test_gradients_of_convolutions_are_computed_channels_last(
         return compile_one(module, inputs, kept)
 
     monkeypatch.setattr(steps, "compile_step_with_inductor", spy)
-    step = assert_equal_to_eager(convnet, OPTIMIZERS["adamw"], [(images(),)] * 2, "inductor")
+    step = assert_equal_to_eager(convnet, OPTIMIZERS["adamw"], [(images(),)] * 3, "inductor")
     assert (step.launches, step.compilations) == (2, 1)
     assert len(compiled) == 3, "forward, backward, and what writes"
     module, inputs = compiled[1]

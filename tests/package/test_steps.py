@@ -27,9 +27,7 @@ from tests.package.trained_steps import (
 )
 
 
-@pytest.fixture(
-    scope="module", params=[("openxla", "replay"), ("aot_eager", "replay"), ("openxla", "capture")]
-)
+@pytest.fixture(scope="module", params=[("openxla", "replay"), ("aot_eager", "replay")])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     backend, python = request.param
     training = Training(backend, python=python)

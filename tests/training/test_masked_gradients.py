@@ -104,9 +104,10 @@ def test_steps_whose_first_layer_needs_no_gradient_of_its_input(backend: str, ki
     step = compile_step(
         function, model=model, optimizer=optimizer, backend=backend, fallback=fallback
     )
-    for _ in range(2):
+    for _ in range(3):
         torch.testing.assert_close(step(x, y), reference(x, y), rtol=1e-4, atol=1e-5)
-    assert step.eager_steps == 0
+    if fallback == "error":
+        assert (step.launches, step.eager_steps) == (2, 1)
     assert_equal(eager, model)
 
 

@@ -111,7 +111,7 @@ class Trained:
         with record() as reports:
             self.step = compile_step(
                 self.train, model=self.model, optimizer=self.optimizer,
-                python="replay" if "mesh" in settings else "capture", **settings,
+                **settings,
             )  # fmt: skip
             self.losses = [self.step(cast(x, dtype), y) for x, y in batches]
         self.batch = [cast(batches[0][0], dtype), batches[0][1]]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -232,7 +233,8 @@ class Step:
         if self._is_checked:
             return
         self._is_checked = True
-        if self.eager_steps > 1 or any(report.ops_on_backend for report in self.reports):
+        calls = (node.target for v in self._programs.variants for node in v.graph.calls)
+        if self.eager_steps > 1 or any(f is not torch.ops.aten.alias.default for f in calls):
             return
         backend, function = self._state.backend, self._definition.function
         name = str(getattr(function, "__qualname__", type(function).__name__))

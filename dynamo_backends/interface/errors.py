@@ -100,6 +100,10 @@ class StepCaptureError(DynamoBackendsError):
     """A training step cannot be captured, or run, as one graph (see `compile_step`)."""
 
 
+class StepOperatorError(StepCaptureError):
+    """A backend cannot compile the whole graph of a training step, but maybe parts of it."""
+
+
 class StepDeviceError(StepCaptureError, DeviceError):
     """A training step has tensors on a device for which no whole steps are compiled."""
 

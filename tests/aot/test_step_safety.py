@@ -309,14 +309,14 @@ def test_what_is_no_program_is_refused_with_the_line(change: Any) -> None:
 
 
 @pytest.mark.parametrize("change", REFUSED, ids=lambda change: change.__name__)
-def test_split_takes_what_is_no_program_in_eager(
+def test_split_takes_what_is_no_program_in_eager_or_in_parts(
     change: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected, _ = outcome(change, None)
     with caplog.at_level("WARNING", "dynamo_backends"):
         found, step = outcome(change, "openxla", fallback="split")
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
-    assert step.eager_steps == 6
+    assert (step.eager_steps, step.is_split) == ((2, True) if change is histogram else (6, False))
     assert re.search(REFUSED[change], caplog.text.replace("\n", " "))
 
 
@@ -374,3 +374,37 @@ def test_a_step_leaves_nothing_behind(backend: str) -> None:
     torch._dynamo.reset()
     gc.collect()
     assert [reference() for reference in alive] == [None, None]
+
+
+def test_split_compiles_the_parts_where_a_backend_holds_no_program() -> None:
+    outcomes = []
+    for split in (False, True):
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+        def function(
+            x: Tensor,
+            y: Tensor,
+            model: nn.Module = model,
+            optimizer: torch.optim.Optimizer = optimizer,
+        ) -> Tensor:
+            loss = nets.entropy(model, (x, y)) + torch.histc(x, 4).max()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        step: Any = function
+        if split:
+            step = compile_step(
+                function, model=model, optimizer=optimizer, backend="ov", fallback="split"
+            )
+        with dynamo_backends.record() as reports:
+            losses = [step(*batch) for batch in batches(4)]
+        outcomes.append((losses, copies(model.state_dict())))
+    assert step.is_split
+    assert step.eager_steps == 2
+    assert sum(report.ops_on_backend for report in reports) > 0
+    torch.testing.assert_close(*outcomes)
+    with pytest.raises(dynamo_backends.SaveError, match="in parts"):
+        step.save("nowhere")

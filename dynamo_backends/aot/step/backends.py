@@ -20,7 +20,7 @@ from dynamo_backends.interface.errors import (
     DynamoBackendsError,
     OptionError,
     RankError,
-    StepCaptureError,
+    StepOperatorError,
 )
 from dynamo_backends.interface.mesh import Mesh, MeshLayout, MeshTarget
 from dynamo_backends.interface.options import Options
@@ -71,7 +71,7 @@ def step_backend(
     """The way of a backend with steps.
 
     Args:
-        name: One of torch's own that have a row in `_TORCHS`, or one of `get_backend`.
+        name: One of torch's own that have a row in `TORCHS`, or one of `get_backend`.
         options: Of a backend of this package.
         home: The device that torch does not know on which tensors of the step live already.
         mesh: Over which steps are spread.
@@ -82,12 +82,12 @@ def step_backend(
         OptionError: An option is wrong, or the backend has no steps on a mesh.
         DeviceError: There are too few devices for the mesh.
     """
-    if name in _TORCHS:
+    if name in TORCHS:
         if mesh is not None:
             raise OptionError(f"{name} does not spread steps over a mesh; use backend='openxla'.")
         if options:
             raise OptionError(f"{name} is torch's own and has no options for steps, got {options}")
-        torchs: StepBackend = load(_TORCHS[name])()
+        torchs: StepBackend = load(TORCHS[name])()
         return torchs
     backend = get_backend(name)
     require_available(backend)
@@ -148,12 +148,12 @@ def _eager() -> StepBackend:
     return StepBackend("aot_eager", table, compile_graph, verify="off")
 
 
-# torch's own backends, and where their ways are: modules are loaded when somebody asks for them.
-_TORCHS: dict[str, str] = {
+TORCHS: dict[str, str] = {
     "eager": f"{__name__}:_eager",
     "aot_eager": f"{__name__}:_eager",
     "inductor": "dynamo_backends.inductor.steps:step_backend",
 }
+"""Torch's own backends, and where their ways are; modules are loaded when they are asked for."""
 
 
 def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgram:
@@ -165,7 +165,7 @@ def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgr
         graph: In the backend's dialect; not changed.
 
     Raises:
-        StepCaptureError: The backend cannot run all of it.
+        StepOperatorError: The backend cannot run all of it.
         DynamoBackendsError: It can run none of it, and the user has to change something.
     """
     backend.prepare(graph, options)
@@ -182,14 +182,14 @@ def _as_capture_error(backend: Backend) -> Iterator[None]:
     except RankError:
         raise
     except DynamoBackendsError as error:
-        raise StepCaptureError(f"{backend.name} cannot compile the step: {error}") from error
+        raise StepOperatorError(f"{backend.name} cannot compile the step: {error}") from error
 
 
 def _check_whole(backend: Backend, graph: Graph, plan: Plan) -> None:
     for node in graph.calls:
         if node.name in plan.eager:
             where = source_line(node)
-            raise StepCaptureError(
+            raise StepOperatorError(
                 f"{backend.name} cannot run {node.target} in a step: {plan.eager[node.name]}"
                 + (f" (called at {where})" if where else "")
                 + '. Use another backend ("inductor", "aot_eager"), or pass fallback="split" to '

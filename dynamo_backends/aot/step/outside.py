@@ -17,7 +17,7 @@ from dynamo_backends._torch_private import is_in_ddp_forward
 from dynamo_backends.aot.step.substitution import user_line
 from dynamo_backends.interface.errors import StepCaptureError
 
-_SPLIT = 'pass fallback="split", which runs the step in eager: {}'
+_SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step, and {} as in eager'
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,18 @@ def _batch_norm(
     return normal
 
 
+def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """Checks classes as eager does; a trace of `one_hot` would leave that out."""
+    if num_classes > 0:
+        check = torch.ops.aten._assert_async.msg
+        check((x >= 0).all(), "Class values must be non-negative.")
+        check((x < num_classes).all(), "Class values must be smaller than num_classes.")
+    return F.one_hot(x, num_classes)
+
+
 IN_OTHER_WORDS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch._weight_norm: _weight_norm, F.embedding: _embedding, F.batch_norm: _batch_norm,
+    F.one_hot: _one_hot,
 }  # fmt: skip
 """Functions with operators of their own, which backends may not know, and the same without."""
 

@@ -165,7 +165,6 @@ class FrozenStep(Step):
         self._modules_of: Any = None
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._refresh()
         arguments: list[Tensor] = []
         kind = self._kind(args, kwargs, arguments)
         if kind is None:

@@ -107,6 +107,14 @@ ARITHMETIC: frozenset[Callable[..., Any]] = frozenset(
 """Functions whose integers may become inputs; elsewhere they are sizes and dimensions."""
 
 
+def only_checks_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns whether a call reads values to refuse some, and not for its result or its shape."""
+    if func is not torch.nn.functional.one_hot:
+        return False
+    classes: int = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
+    return classes > 0
+
+
 def takes_tensor(func: Any, place: tuple[int, ...]) -> bool:
     """Returns whether an operator takes a tensor where it was called with a number.
 

@@ -85,11 +85,11 @@ class RecordProgram:
             raise self._located(error) from error
         self.seconds = self.variant.capture_seconds
 
-    def _located(self, error: Exception) -> StepCaptureError:
+    def _located(self, error: StepCaptureError) -> StepCaptureError:
         entry, text = self._line.entry, text_of(error)
         if entry is not None and entry.line not in text:
             text = f"{text} (recorded at {entry.line})"
-        return StepCaptureError(text)
+        return type(error)(text)
 
     def _batch(self, segment: Segment) -> list[Any]:
         values, parts = self.trie.values, segment.parts

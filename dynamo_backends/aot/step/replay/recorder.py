@@ -78,7 +78,11 @@ class Recorder:
         if observer.communicates:
             self._session.go_eager(_COMMUNICATES.format(name_of(func)))
             return result
-        if observer.reads and kind == "call":
+        if (
+            observer.reads
+            and kind == "call"
+            and not functions.only_checks_values(func, args, kwargs)
+        ):
             if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
                 self._session.go_eager(f"calls {name_of(func)}, whose result depends on values")
                 return result

@@ -507,6 +507,19 @@ class Session(TorchFunctionMode):
         self.nested.renew()
         self.following = False
 
+    def catch_up(self) -> None:
+        """The function has raised an exception: after a cut, all before it happens as in eager.
+
+        Raises:
+            Exception: One of the calls before it, which eager would have raised first.
+        """
+        is_open = self.segment.node is not self.segment.trie.root
+        if self.cuts and is_open and self.following and self.replaying and self._abstract is None:
+            with self.own_calls():
+                self._runner.materialize(self.segment)
+            self.executed = True
+            self._go_on_recording()
+
     def abandon(self) -> None:
         """The function has raised an exception: nothing of this segment is run."""
         self.nested.renew()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
+from dynamo_backends.aot.step.backends import TORCHS
 from dynamo_backends.aot.step.batches import flatten_batch
 from dynamo_backends.aot.step.copies import all_or_nothing
 from dynamo_backends.aot.step.microbatches import StepCall
@@ -40,7 +41,8 @@ from dynamo_backends.aot.step.replay.step_programs import StepPrograms
 from dynamo_backends.aot.step.replay.tape import Tape, change_tape
 from dynamo_backends.aot.step.replay.trie import Trie, process_state
 from dynamo_backends.aot.step.snapshot import Snapshot
-from dynamo_backends.interface.errors import SaveError, StepCaptureError
+from dynamo_backends.interface.compiler import compiler
+from dynamo_backends.interface.errors import SaveError, StepCaptureError, StepDeviceError
 from dynamo_backends.interface.publishing import (
     NO_OPERATORS,
     publish_uncaptured,
@@ -48,6 +50,7 @@ from dynamo_backends.interface.publishing import (
 )
 from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.foreign import refuse_step
 from dynamo_backends.runtime.position_checks import OutOfRangeError
 
 log = logging.getLogger("dynamo_backends")
@@ -70,7 +73,8 @@ class Step:
 
     Attributes:
         eager_steps: How many steps ran in eager: because they went a new way, which is recorded in
-            eager, or because autotune compared eager, or chose it.
+            eager, or because autotune compared eager, or chose it. Steps that `torch.compile` runs
+            in parts do not count (see `is_split`).
         cuts: At how many places the last call needed a value in the middle.
         divergences: The lines at which calls went another way than all before.
         refusals: Parts that run in eager, with the reason.
@@ -99,22 +103,25 @@ class Step:
             definition, self._state, self._settings, raises=fallback == "error"
         )
         self._patches = Patches(definition.optimizers)
-        self._is_eager = self._refuse_outside_effects()
+        self._split: Callable[..., Any] | None = None
         self._is_checked = False
         self._lock = threading.RLock()
         self._last: LastCall | None = None
         self._held: Sequence[int] = ()
+        reason = outside_effect(definition.models, definition.optimizers)
+        if reason is not None:
+            self._compile_parts(StepCaptureError(reason))
 
-    def _refuse_outside_effects(self) -> bool:
-        """Returns whether all calls have to run in eager, because of a model or an optimizer."""
-        reason = outside_effect(self._definition.models, self._definition.optimizers)
-        if reason is None:
-            return False
+    def _compile_parts(self, error: StepCaptureError) -> None:
+        """Hands the function to `torch.compile`, or raises if parts are not wanted."""
         if self._fallback == "error":
-            raise StepCaptureError(reason)
-        log.warning("%s The step runs in eager.", reason)
-        self.refusals[""] = reason
-        return True
+            raise error
+        log.warning('%s torch.compile runs the step in parts (fallback="split").', error)
+        name, backend = self._state.backend.name, None
+        if name not in TORCHS:
+            backend = compiler(name, **(self._options or {}))
+        self._split = torch.compile(self._definition.function, backend=backend or name)
+        self.refusals[""] = str(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuses copies and pickles.
@@ -143,6 +150,11 @@ class Step:
         return max(0, self.compilations - 1)
 
     @property
+    def is_split(self) -> bool:
+        """Returns whether `torch.compile` runs the step in parts: no program can hold it."""
+        return self._split is not None
+
+    @property
     def reports(self) -> list[GraphReport]:
         """One for each compiled graph that is kept; of a step on a mesh they say what is where."""
         return [variant.report for variant in self._programs.variants]
@@ -160,11 +172,15 @@ class Step:
         if active_session() is not None:
             return self._definition.function(*args, **kwargs)  # a step within a step
         with self._lock:
-            if self._is_eager:
-                self.eager_steps += 1
-                result = self._accumulated(None, args, kwargs)
-                return pytree.tree_map_only(Tensor, _detached, result)
-            return self._call(args, kwargs)
+            if self._split is None:
+                self._refresh()
+            if self._split is None:
+                result = self._call(args, kwargs)
+                if self._programs.refusal is not None:
+                    self._compile_parts(self._programs.refusal)
+                return result
+            result = self._accumulated(self._split, None, args, kwargs)
+            return pytree.tree_map_only(Tensor, _detached, result)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the step into one file, from which `load_step` makes a callable step.
@@ -183,7 +199,6 @@ class Step:
         write(path, self.snapshot())
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._refresh()
         return self._follow(args, kwargs)
 
     def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,7 +208,7 @@ class Step:
         try:
             self._patches.enter(session)
             session.__enter__()
-            result = self._accumulated(session.share_memory, *given.pop())
+            result = self._run_function(session, *given.pop())
             pop_function_modes(modes)
             self._patches.exit()
             self._before_programs(session, result)
@@ -284,18 +299,38 @@ class Step:
             )  # fmt: skip
             self.divergences.clear()
 
-    def _accumulated(self, share_memory: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_function(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the function in a session; after an exception the state is that of eager."""
+        function = self._definition.function
+        try:
+            return self._accumulated(function, session.share_memory, args, kwargs)
+        except StepCaptureError:
+            raise
+        except Exception:
+            try:
+                session.catch_up()
+            except Exception as earlier:
+                raise earlier from None  # eager would not have come to the other one
+            raise
+
+    def _accumulated(
+        self,
+        function: Callable[..., Any],
+        share_memory: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Calls the user's function, for each part of the batch if it is accumulated."""
         definition = self._definition
         if definition.accumulate == 1:
-            return definition.function(*args, **kwargs)
+            return function(*args, **kwargs)
         call = StepCall(
             definition.optimizers,
             definition.models,
             definition.accumulate,
             share_memory,
         )
-        return call(definition.function, args, kwargs)
+        return call(function, args, kwargs)
 
     def snapshot(self) -> Snapshot:
         """The program of the last call, and what lives from step to step as it is now.
@@ -306,6 +341,8 @@ class Step:
         call = self._last
         if self._definition.parallel is not None:
             raise SaveError("the step cannot be saved: it is spread over a mesh.")
+        if self.is_split:
+            raise SaveError("the step cannot be saved: torch.compile runs it in parts.")
         if call is None:
             raise SaveError("there is no compiled step; take one, and save it then.")
         with self._lock:
@@ -355,6 +392,11 @@ class Step:
         """Looks for other parameters, buffers and states than there were."""
         change = self._state.refresh()
         if change is not None:
+            try:
+                backend = self._state.backend
+                refuse_step(self._state.tensors, backend.name, backend.home)
+            except StepDeviceError as error:
+                self._compile_parts(error)
             if not change.is_like:
                 self._forget_programs()
             self._programs.rebind(change.replaced)

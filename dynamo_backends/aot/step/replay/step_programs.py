@@ -16,8 +16,7 @@ from dynamo_backends.aot.step.replay.settings import OptimizerSettings
 from dynamo_backends.aot.step.replay.state import StepState
 from dynamo_backends.aot.step.replay.trie import Entry, Node, Trie
 from dynamo_backends.aot.step.variant import TRACING, Variant
-from dynamo_backends.interface.errors import StepCaptureError
-from dynamo_backends.runtime.foreign import refuse_step
+from dynamo_backends.interface.errors import StepCaptureError, StepOperatorError
 
 log = logging.getLogger("dynamo_backends")
 
@@ -44,6 +43,7 @@ class StepPrograms:
         tries: The records, by the state of torch in which they were made.
         compilations: How many graphs were compiled.
         reasons: Why each of them but the first was compiled.
+        refusal: Why the backend can compile nothing, if that is so.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class StepPrograms:
         self.tries: dict[Any, Trie] = {}
         self.compilations = 0
         self.reasons: list[str] = []
+        self.refusal: StepOperatorError | None = None
         self._definition = definition
         self._state = state
         self._settings = settings
@@ -142,7 +143,8 @@ class StepPrograms:
         if node in self._failed:
             return None
         if len(node.programs) >= MAX_PROGRAMS:
-            self._fail(node, f"{MAX_PROGRAMS} programs for one way through a step did not serve.")
+            reason = f"{MAX_PROGRAMS} programs for one way through a step did not serve."
+            self._fail(node, StepCaptureError(reason))
             return None
         try:
             program = self.compile(segment, path, sorted(wanted), pure)
@@ -157,9 +159,12 @@ class StepPrograms:
         self._drop_oldest()
         return program
 
-    def _fail(self, node: Node, reason: Any) -> None:
-        log.warning("%s The step runs in eager there.", reason)
+    def _fail(self, node: Node, reason: StepCaptureError) -> None:
         self._failed.add(node)
+        if isinstance(reason, StepOperatorError) and not self.compilations:
+            self.refusal = reason
+        else:
+            log.warning("%s The step runs in eager there.", reason)
 
     def compile(
         self,
@@ -171,7 +176,6 @@ class StepPrograms:
     ) -> RecordProgram:
         """Compiles a program for the way to a place; see `RecordProgram`."""
         backend, inventory = self._state.backend, self._state.inventory
-        refuse_step(inventory.tensors, backend.name, backend.home)
         parallel, target = self._definition.parallel, backend.target
         if parallel is not None and target is not None and not pure:
             move_written(segment, path, parallel, target)

@@ -207,6 +207,20 @@ def test_threads_with_sizes_of_their_own(name: str):
     assert executables(reports) == sum(r.blocks for r in reports)
 
 
+def test_slices_end_where_sizes_say(name: str):
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        rows, columns = x.shape
+        return x[1 : rows // 2 + 1] * 2, x[:, : columns // 2 + 1 : 3].sin(), x[:, 1 : rows + 1] + 1
+
+    run = compiled(f, name)
+    with dynamo_backends.record() as reports, torch.no_grad():
+        for size in ((3, 8), (5, 12), (4, 6), (9, 14), (12, 40), (3, 5)):
+            x = torch.randn(size)
+            agree(run(x), f(x))
+    assert not any(r.ops_in_eager for r in reports)
+    assert executables(reports) <= 2
+
+
 def test_results_are_the_callers(name: str):
     def f(x: Tensor) -> tuple[Tensor, ...]:
         return x + 1, x.view(-1), x.sum(0)

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import disable_current_modes
-
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -143,10 +141,3 @@ def topk(
     """Computes `torch.topk`."""
     _, places = torch.ops.aten.topk.default(_key(x), k, dim, largest, sorted)
     return x.gather(dim, places), places
-
-
-def constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
-    """Computes `torch.constant_pad_nd` with a value that is a number of the dtype."""
-    with disable_current_modes():
-        rounded = torch.tensor(value, dtype=x.dtype).item()
-    return torch.ops.aten.constant_pad_nd.default(x, pad, rounded)

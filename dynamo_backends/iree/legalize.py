@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.decompose import replace
+from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.iree import formulas, trigonometry
 from dynamo_backends.iree.integers import DIVISIONS, OF_BYTES, OF_INTEGERS
 
@@ -240,7 +241,6 @@ _SPELLINGS: dict[Any, Callable[..., Any]] = {
     aten.atan2.default: formulas.atan2,
     aten.atanh.default: _of_magnitude(_atanh, odd=True),
     aten.clamp.default: _clamp,
-    aten.constant_pad_nd.default: formulas.constant_pad_nd,
     aten.copysign.Tensor: formulas.copysign,
     aten.cosh.default: _of_magnitude(_cosh, odd=False),
     aten.cos.default: trigonometry.cos,
@@ -289,14 +289,23 @@ FOR_FLOAT32 = frozenset(
 
 
 def spell(graph: fx.Graph) -> None:
-    """Rewrites such calls on numbers of one kind, in place."""
+    """Rewrites such calls on numbers of one kind, in place.
+
+    Raises:
+        LoweringError: The formula of a call needs a size, which varies.
+    """
     for node in list(graph.nodes):
         if node.target in DIVISIONS:
             _take_number(node)
+        elif node.target is aten.constant_pad_nd.default:
+            _round_value(node)
     for node in list(graph.nodes):
         spelling = _spelling(node)
-        if spelling is not None:
-            replace(node, spelling)
+        if spelling is None:
+            continue
+        if len(_tensors(node)) < len(node.all_input_nodes):
+            raise LoweringError(node.name, str(node.target), "its formula needs a size as a number")
+        replace(node, spelling)
 
 
 def _take_number(node: fx.Node) -> None:
@@ -310,6 +319,14 @@ def _take_number(node: fx.Node) -> None:
             node.graph.erase_node(divisor)
 
 
+def _round_value(node: fx.Node) -> None:
+    """Makes the value of a padding a number of the dtype."""
+    value: Any = node.args[2] if len(node.args) > 2 else 0
+    if node.meta["val"].is_floating_point():
+        rounded = torch.tensor(value, dtype=node.meta["val"].dtype).item()
+        node.args = (*node.args[:2], rounded)
+
+
 def _spelling(node: fx.Node) -> Callable[..., Any] | None:
     target: Any = node.target
     if target is aten._to_copy.default:
@@ -319,7 +336,7 @@ def _spelling(node: fx.Node) -> Callable[..., Any] | None:
         return OF_BYTES[target] if node.meta["val"].dtype == torch.uint8 else None
     if target not in _SPELLINGS and target not in OF_INTEGERS:
         return None
-    dtypes = [n.meta["val"].dtype for n in node.all_input_nodes]
+    dtypes = [x.dtype for x in _tensors(node)]
     if not any(dtype.is_floating_point or dtype == torch.bool for dtype in dtypes):
         by_tensor = target in DIVISIONS and not isinstance(node.args[1], int)
         return None if by_tensor else OF_INTEGERS.get(target)
@@ -329,4 +346,9 @@ def _spelling(node: fx.Node) -> Callable[..., Any] | None:
 
 
 def _is_of(node: fx.Node, dtype: torch.dtype) -> bool:
-    return all(n.meta["val"].dtype == dtype for n in node.all_input_nodes)
+    return all(x.dtype == dtype for x in _tensors(node))
+
+
+def _tensors(node: fx.Node) -> list[Tensor]:
+    values = [n.meta["val"] for n in node.all_input_nodes]
+    return [x for x in values if isinstance(x, Tensor)]  # others are sizes

@@ -19,7 +19,7 @@ from dynamo_backends.tvm.dtypes import DTYPES, INTEGERS, NARROW, TO_TORCH
 from dynamo_backends.tvm.elementwise import ELEMENTWISE, reduced_extremum
 from dynamo_backends.tvm.ordering import ORDERING
 from dynamo_backends.tvm.statistics import STATISTICS
-from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax, topi
+from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax, te, topi
 
 Convert = Callable[[fx.Node], Any]
 
@@ -29,7 +29,7 @@ class Importer(ExportedProgramImporter):
 
     Args:
         others: Values of nodes at other sizes (see `graph.elsewhere`), of a graph for a range.
-        shapes: Shapes of parameters some of whose sizes vary.
+        shapes: Shapes of parameters and slices some of whose sizes vary.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class Importer(ExportedProgramImporter):
             "scalar_tensor.default": functools.partial(
                 self._size_tensor, table["scalar_tensor.default"]
             ),
+            "slice.Tensor": functools.partial(self._slice_of, table["slice.Tensor"]),
         }
         tables = {**ELEMENTWISE, **BITWISE, **ORDERING, **STATISTICS}
         others = {name: functools.partial(convert, self) for name, convert in tables.items()}
@@ -184,6 +185,21 @@ class Importer(ExportedProgramImporter):
         if isinstance(size, int | float):
             return convert(node)
         return self.block_builder.emit_te(lambda n: topi.full((), dtype, n.astype(dtype)), size)
+
+    def _slice_of(self, convert: Convert, node: fx.Node) -> Any:
+        """A slice whose end follows from sizes that vary; TVM does not know that it is within."""
+        arguments: Any = (*node.args, *(0, None, None, 1)[len(node.args) - 1 :])
+        source, dim, start, end, step = arguments
+        is_plain = isinstance(end, int) or end is None
+        if is_plain or not (start is None or (isinstance(start, int) and start >= 0)):
+            return convert(node)
+        dim, start, shape = dim % node.meta["val"].ndim, start or 0, self.shapes[node]
+
+        def compute(x: Any) -> Any:
+            place = lambda i: (*i[:dim], i[dim] * step + start, *i[dim + 1 :])  # noqa: E731
+            return te.compute(shape, lambda *i: x(*place(i)))
+
+        return self.block_builder.emit_te(compute, self.env[source])
 
     def _product_along(self, node: fx.Node) -> Any:
         arguments: Any = self.retrieve_args(node)

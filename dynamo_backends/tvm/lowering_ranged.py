@@ -5,6 +5,7 @@ import operator
 from typing import Any
 
 import sympy
+import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.elsewhere import elsewhere
@@ -41,6 +42,8 @@ def lower_ranged(graph: Graph) -> LoweredRelax:
             shapes[place] = [variables(sizes[d]) for d in input_storage(value).order]
         elif isinstance(value, Size):
             _put_in(place, variables(value))
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
+        shapes[node] = [variables(size) for size in sizes_of(node)]
     used = [bool(n.users) and isinstance(n.meta["val"], Tensor) for n in places]
     return build_module(
         graph,

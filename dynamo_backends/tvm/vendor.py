@@ -29,8 +29,8 @@ def _process_as_before() -> Iterator[None]:
 
 with _process_as_before():
     import tvm
-    from tvm import relax, topi
+    from tvm import relax, te, topi
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
     from tvm_ffi import structural_hash
 
-__all__ = ["ExportedProgramImporter", "relax", "structural_hash", "topi", "tvm"]
+__all__ = ["ExportedProgramImporter", "relax", "structural_hash", "te", "topi", "tvm"]

@@ -17,6 +17,7 @@ from dynamo_backends._torch_private.around import (
     count_registrations,
     hooks_of_node,
     is_in_ddp_forward,
+    keep_node_hooks,
     note_registrations,
     saved_tensors_hooks,
     tables_of_global_hooks,

@@ -11,8 +11,9 @@
 | `DistributedDataParallel._active_ddp_module`, `._run_ddp_forward` | 2.13* |
 """
 
+import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -36,6 +37,41 @@ def hooks_of_node(node: Any) -> tuple[Hooks, Hooks]:
     """
     note_registrations(2)
     return _table(node.register_prehook), _table(node.register_hook)
+
+
+@contextlib.contextmanager
+def keep_node_hooks(leaf: Tensor) -> Iterator[None]:
+    """Inside: `torch.utils.swap_tensors` may replace a leaf, and with it its autograd node.
+
+    The new node calls the hooks of the old one, also those that are removed or added later. The old
+    node holds the new one, since a node without a holder loses its hooks.
+    """
+    is_held = leaf.is_leaf and leaf.requires_grad and leaf._use_count() > 1  # type: ignore[attr-defined]
+    node = accumulation(leaf) if is_held else None
+    before, after = ({}, {}) if node is None else hooks_of_node(node)
+    were = set(before)
+    yield
+    if not were and not after:
+        return
+    own = before.keys() - were  # that of `swap_tensors`, which raises if the old node runs
+
+    def call_prehooks(gradients: Any) -> Any:
+        for hook in [hook for key, hook in before.items() if key not in own]:
+            result = hook(gradients)
+            gradients = gradients if result is None else result
+        return gradients
+
+    def call_hooks(results: Any, gradients: Any) -> Any:
+        for hook in list(after.values()):
+            result = hook(results, gradients)
+            results = results if result is None else result
+        return results
+
+    new = node.metadata["moved to"] = accumulation(leaf)
+    if were:
+        new.register_prehook(call_prehooks)
+    if after:
+        new.register_hook(call_hooks)
 
 
 class _Own:

@@ -388,7 +388,8 @@ def exchange(tensor: Tensor, made: Tensor) -> None:
         DeviceError: torch cannot exchange it.
     """
     try:
-        torch.utils.swap_tensors(tensor, _leaf(tensor, made))
+        with private.keep_node_hooks(tensor):
+            torch.utils.swap_tensors(tensor, _leaf(tensor, made))
     except RuntimeError as error:
         raise DeviceError(
             f"a tensor of shape {list(tensor.shape)} cannot be moved, because something refers to "

@@ -1,5 +1,6 @@
 """Steps on a mesh whose Python runs at every call equal those in eager."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import SaveError, StepCaptureError, compile_step
+from dynamo_backends._torch_private import accumulation
 from tests.aot.replay.checks import Run, compare
 from tests.aot.replay.test_training import selects_rows, skips_by_value
 
@@ -168,17 +170,89 @@ def test_hooks_on_nodes_and_gradients_of_results():
     assert (step.eager_steps, step.cuts, step.refusals) == (0, 0, {})
 
 
+def hooks_of_all_kinds(run: Run, when: str) -> Any:
+    """Hooks on leaves, their nodes and modules; some are removed, and added, after two steps."""
+    run.state.n, run.state.order, nodes, handles = 0, [], [], []
+
+    def note(name: str, result: Any = None) -> Any:
+        def hook(*given: Any) -> Any:
+            run.state.order.append((run.state.n, name))
+            return None if result is None else result(*given)
+
+        return hook
+
+    def register() -> None:
+        for name, p in run.model.named_parameters():
+            node = accumulation(p)
+            nodes.append(node)
+            halves = note(f"{name} prehook", lambda gradients: (gradients[0] * 0.5,))
+            handles.append(node.register_prehook(halves))
+            handles.append(
+                node.register_prehook(
+                    note(f"{name} second", lambda gradients: (gradients[0].tanh(),))
+                )
+            )
+            handles.append(node.register_hook(note(f"{name} posthook")))
+            handles.append(p.register_hook(note(f"{name} hook", lambda g: g + 0.01)))
+            handles.append(p.register_post_accumulate_grad_hook(note(f"{name} accumulated")))
+        last = run.model.last
+        handles.append(last.register_full_backward_hook(note("module")))
+        handles.append(last.register_full_backward_pre_hook(note("before module")))
+
+    if when == "before":
+        register()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        run.state.n += 1
+        if when == "within" and run.state.n == 1:
+            register()
+        if run.state.n == 3:
+            for handle in handles[::2]:
+                handle.remove()
+            nodes[0].register_prehook(note("late", lambda gradients: (gradients[0] * 3,)))
+        loss = F.cross_entropy(run.model(x), y)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize("when", ["before", "within"])
+def test_hooks_move_to_the_mesh_with_what_they_are_on(when: str) -> None:
+    loop = functools.partial(hooks_of_all_kinds, when=when)
+    expected, _ = trained(loop, 4)
+    found, step = trained(loop, 4, mesh={"data": 2})
+    compare("left", found, expected)
+    assert len(found[3]["order"]) > 80
+    assert (step.eager_steps, step.cuts, step.refusals) == (0, 0, {})
+
+
 def maps(run: Run) -> Any:
-    return lambda x, y: torch.vmap(torch.sin)(x)
+    """Transforms of functions before the loss."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        rows = torch.vmap(lambda row: row * row.sum())(x)
+        slopes = torch.func.grad(lambda x: x.sin().sum())(x)
+        loss = F.cross_entropy(run.model(rows + slopes), y)
+        loss.backward()
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        return loss
+
+    return step
 
 
-@pytest.mark.parametrize(
-    ("loop", "text"),
-    [
-        (selects_rows, r"calls .*, whose result depends on values at .*test_training"),
-        (maps, r"uses a transform of torch.func at .*vmap"),
-    ],
-)
-def test_what_no_program_holds_is_refused_with_its_line(loop: Loop, text: str) -> None:
+def test_transforms_of_functions_are_a_part_of_the_program() -> None:
+    expected, _ = trained(maps, 4)
+    found, step = trained(maps, 4, mesh={"data": 2})
+    compare("left", found, expected)
+    assert (step.eager_steps, step.cuts, step.refusals) == (0, 0, {})
+    assert (step.launches, step.compilations) == (4, 1)
+
+
+def test_what_no_program_holds_is_refused_with_its_line() -> None:
+    text = r"calls .*, whose result depends on values at .*test_training"
     with pytest.raises(StepCaptureError, match=text):
-        trained(loop, 1, mesh={"data": 2})
+        trained(selects_rows, 1, mesh={"data": 2})

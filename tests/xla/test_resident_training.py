@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends import compile_step
+from dynamo_backends._torch_private import accumulation
 from dynamo_backends.interface.errors import StepDeviceError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
@@ -227,6 +228,27 @@ def test_eager_training_runs_on_the_device(device: RemoteDouble):
     equal_parameters(model, eager)
 
 
+def test_hooks_on_nodes_move_with_their_leaves(device: RemoteDouble):
+    model, eager = to_device(nn.Linear(2, 1), "remote"), nn.Linear(2, 1)
+    to_device(model, "cpu")
+    seen: list[Any] = []
+    nodes = [accumulation(m.weight) for m in (model, eager)]
+    for node in nodes:
+        node.register_prehook(lambda gradients: (gradients[0] * 2,))
+        node.register_hook(lambda _, gradients: seen.append(gradients[0].tolist()))
+    for device_name in ("remote", "cpu"):
+        to_device(model, device_name)
+        for m in (model, eager):
+            m(torch.ones(3, 2)).sum().backward()
+        assert model.weight.grad.tolist() == eager.weight.grad.tolist() == [[6.0, 6.0]]
+        for m in (model, eager):
+            m.zero_grad()
+    assert seen == [[[6.0, 6.0]]] * 4
+    nodes.clear()
+    model(torch.ones(3, 2)).sum().backward()
+    assert len(seen) == 4, "as in eager, a node without a holder loses its hooks"
+
+
 def test_ordinary_leaves_get_ordinary_gradients(device: RemoteDouble):
     run = torch.compile(
         lambda x, w: (x @ w).relu(), backend="openxla", options={"device": "remote"}
@@ -249,7 +271,8 @@ def test_a_batch_can_be_on_its_way_while_the_host_goes_on(device: RemoteDouble):
     moved = to_device(given, "remote")
     assert not held.done()
     gate.set()
-    step(*batch())
+    for _ in range(2):
+        step(*to_device(batch(), "remote"))
     with device.traffic.counted() as traffic:
         step(*moved)
     assert not traffic.uploads

@@ -46,9 +46,12 @@ def keep_node_hooks(leaf: Tensor) -> Iterator[None]:
     The new node calls the hooks of the old one, also those that are removed or added later. The old
     node holds the new one, since a node without a holder loses its hooks.
     """
-    is_held = leaf.is_leaf and leaf.requires_grad and leaf._use_count() > 1  # type: ignore[attr-defined]
-    node = accumulation(leaf) if is_held else None
-    before, after = ({}, {}) if node is None else hooks_of_node(node)
+    uses: int = leaf._use_count()  # type: ignore[attr-defined]
+    if not (leaf.is_leaf and leaf.requires_grad and uses > 1):
+        yield  # nobody holds a node
+        return
+    node = accumulation(leaf)
+    before, after = hooks_of_node(node)
     were = set(before)
     yield
     if not were and not after:

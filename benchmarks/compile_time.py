@@ -141,24 +141,21 @@ def print_shares(settings: argparse.Namespace) -> int:
 def print_captures(settings: argparse.Namespace) -> int:
     """Measures the capture of steps, and prints it; 1 if one takes longer than it may."""
     if settings.child:
-        parameters, backend, python = settings.child.split("/")
-        return captures.child(int(parameters), backend, python)
+        parameters, backend = settings.child.split("/")
+        return captures.child(int(parameters), backend)
     console = harness.announce()
     names = [
-        f"{parameters}/{backend}/{python}"
+        f"{parameters}/{backend}"
         for backend in settings.backends
-        for python in captures.CAPTURES
         for parameters in settings.parameters
     ]
     rows = []
     for name in track(names, "compiling", console=console, transient=True):
-        parameters, backend, python = name.split("/")
+        parameters, backend = name.split("/")
         with tempfile.TemporaryDirectory() as folder:
             caches = {"DYNAMO_BACKENDS_CACHE": folder}
             seconds = harness.run_child([__file__, "--steps", "--child", name], caches)
-        rows.append(
-            {"parameters": int(parameters), "backend": backend, "python": python, **seconds}
-        )
+        rows.append({"parameters": int(parameters), "backend": backend, **seconds})
     console.print(captures.table(rows))
     found = captures.problems(rows)
     for text in found:

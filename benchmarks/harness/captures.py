@@ -16,7 +16,6 @@ from harness.processes import hand_back
 
 PARAMETERS = (100, 200, 400, 1000)
 PHASES = ("record", "functionalize", "passes", "compile", "rest")
-CAPTURES = ("capture", "replay")
 LIMITS = {200: 6.0, 1000: 40.0}
 """CPU seconds that the capture, all but "compile" and "rest", may take."""
 
@@ -47,8 +46,8 @@ class Block(nn.Module):
         return result
 
 
-def child(parameters: int, backend: str, python: Any) -> int:
-    """Captures and compiles one step, and hands the CPU seconds back."""
+def child(parameters: int, backend: str) -> int:
+    """Takes two steps, of which the second one is compiled, and hands its CPU seconds back."""
     torch.manual_seed(0)
     model = net(parameters)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -67,10 +66,9 @@ def child(parameters: int, backend: str, python: Any) -> int:
     for name in ("_PASSES", "hoist", "with_position_checks", "with_updates_withheld"):
         _time(seconds, "passes", variant, name)
     step: Any = dynamo_backends.compile_step(
-        train, model=model, optimizer=optimizer, backend=backend, python=python
+        train, model=model, optimizer=optimizer, backend=backend
     )
-    if python == "replay":
-        step(x)  # in eager, recorded
+    step(x)  # in eager, recorded
     compile_graph = step._state.backend.compile
     object.__setattr__(step._state.backend, "compile", _timed(seconds, "compile", compile_graph))
     start = time.process_time()
@@ -102,13 +100,13 @@ def capture_seconds(row: Mapping[str, float]) -> float:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One line per backend, capture and number of parameters."""
+    """One line per backend and number of parameters."""
     shown = Table(title="CPU seconds of a first compiled step, AdamW", box=SIMPLE_HEAD)
-    for column in ("backend", "python", "parameters", *PHASES, "capture"):
+    for column in ("backend", "parameters", *PHASES, "capture"):
         shown.add_column(column, justify="right")
     for row in rows:
         seconds = [f"{row[phase]:.2f}" for phase in PHASES]
-        name = row["backend"], row["python"], str(row["parameters"])
+        name = row["backend"], str(row["parameters"])
         shown.add_row(*name, *seconds, f"{capture_seconds(row):.2f}")
     return shown
 
@@ -116,7 +114,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What takes longer than it may."""
     return [
-        f"{row['backend']}, {row['python']}: the capture of {row['parameters']} parameters takes "
+        f"{row['backend']}: the capture of {row['parameters']} parameters takes "
         f"{capture_seconds(row):.1f} CPU s, more than {LIMITS[row['parameters']]:.0f}"
         for row in rows
         if capture_seconds(row) > LIMITS.get(row["parameters"], float("inf"))

@@ -117,6 +117,8 @@ class Pack(_RegionHook):
         """Saves a tensor, or a holder instead of it."""
         tape = current_tape()
         region = tape.regions[self.number]
+        if tape.is_traced and not (tensor.ndim or tensor.requires_grad):
+            return tensor  # it may stand for a number, which autograd saves without hooks
         if not self.is_second:
             region.saved.append(_metadata(tensor))
             return len(region.saved) - 1
@@ -140,9 +142,8 @@ class Unpack(_RegionHook):
 
     def __call__(self, saved: Any) -> Tensor:
         """The tensor."""
-        if self.is_second:
-            tensor: Tensor = saved
-            return tensor
+        if isinstance(saved, Tensor):
+            return saved
         tape = current_tape()
         running = tape.running
         if running is not None:

@@ -67,7 +67,7 @@ class StraightLine:
         tensors: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
         tensors.update(self.views.create())
-        before = change_tape(Tape())
+        before = change_tape(Tape(is_traced=True))
         passes = _Passes()
 
         def note(entry: Entry) -> None:

@@ -22,7 +22,11 @@ from dynamo_backends.interface.errors import StepCaptureError
 class Tape:
     """The places of user code in the backward passes of one run.
 
+    Args:
+        is_traced: Whether the run is one in a trace.
+
     Attributes:
+        is_traced: Likewise.
         places: The places.
         nodes: Autograd nodes that user code has looked at.
         regions: Checkpointed regions, by the numbers of their places.
@@ -33,7 +37,8 @@ class Tape:
             reaches user code: a step that goes on in eager. None: it does not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_traced: bool = False) -> None:
+        self.is_traced = is_traced
         self.places: list[Edge] = []
         self.answers: Callable[[int, tuple[Tensor | None, ...]], Any] | None = None
         self.nodes: list[Any] = []

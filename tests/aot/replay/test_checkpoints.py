@@ -382,7 +382,7 @@ def functions_nested(block: Any, x: Tensor) -> Any:
 
     def outer(t: Tensor) -> Any:
         block.log.append("outer")
-        first, _ = Pair.apply(t, again(inner, t.sin()))
+        first, _ = Pair.apply(t.tanh(), again(inner, t.sin()))  # its exponential stays small
         return block(again(inner, first))
 
     return again(outer, x)
@@ -421,7 +421,7 @@ def test_other_passes_through_what_is_within(loop: Any, call: Any) -> None:
 
 
 def maps_within(block: Any, x: Tensor) -> Any:
-    """Goes on in eager in the inner region."""
+    """In the inner region, beside functions of the user's."""
     Pair.log = block.log
 
     def inner(t: Tensor) -> Any:
@@ -429,7 +429,7 @@ def maps_within(block: Any, x: Tensor) -> Any:
         return sum(Pair.apply(torch.vmap(torch.sin)(t), block.norm.weight))
 
     def outer(t: Tensor) -> Any:
-        first, _ = Pair.apply(t, again(inner, t.sin()))
+        first, _ = Pair.apply(t.tanh(), again(inner, t.sin()))  # its exponential stays small
         return block(again(inner, first))
 
     return again(outer, x)
@@ -456,11 +456,15 @@ def with_contexts(block: Any, x: Tensor) -> Any:
     return checkpoint(block, x, use_reentrant=False, context_fn=contexts)
 
 
-@pytest.mark.parametrize(
-    "call", [maps, maps_within, maps_behind, maps_behind_nested, with_contexts]
-)
-def test_checkpoints_in_eager(call: Any) -> None:
-    assert_equal(Case(logs(), net(call), eager=True))
+@pytest.mark.parametrize("call", [maps, maps_within, maps_behind, maps_behind_nested])
+def test_transforms_beside_checkpoints(call: Any) -> None:
+    step = assert_equal(Case(logs(), net(call)))
+    assert (step.compilations, step.eager_steps) == (1, 1)
+
+
+def test_checkpoints_in_eager() -> None:
+    step = assert_equal(Case(logs(), net(with_contexts), eager=True))
+    assert set(step.refusals.values()) == {"checkpoints with a context of its own"}
 
 
 def test_sequences_of_checkpoints() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dynamo_backends.aot.step.batches import shared_memory
 from dynamo_backends.aot.step.optimizer_state import NewStateError
 from dynamo_backends.aot.step.recording import Definition
 from dynamo_backends.aot.step.replay.lowering import RecordProgram
@@ -63,7 +64,7 @@ class StepPrograms:
         self._raises = raises
         self._retired_launches = 0
         self._uses = itertools.count()
-        self._failed: set[Node] = set()
+        self._failed: dict[Node, set[Any]] = {}  # with the arguments that shared memory
 
     def trie(self, key: Any) -> tuple[Trie, bool]:
         """The record for a state of torch, and whether it is new."""
@@ -140,11 +141,11 @@ class StepPrograms:
             if is_enough and program.holds(segment, self._state.inventory):
                 program.variant.last_used = next(self._uses)
                 return program
-        if node in self._failed:
+        if node in self._failed and _sharing(segment, path) in self._failed[node]:
             return None
         if len(node.programs) >= MAX_PROGRAMS:
             reason = f"{MAX_PROGRAMS} programs for one way through a step did not serve."
-            self._fail(node, StepCaptureError(reason))
+            self._fail(segment, path, StepCaptureError(reason))
             return None
         try:
             program = self.compile(segment, path, sorted(wanted), pure)
@@ -153,14 +154,14 @@ class StepPrograms:
         except StepCaptureError as error:
             if self._raises:
                 raise
-            self._fail(node, error)
+            self._fail(segment, path, error)
             return None
         node.programs.append((program, pure))
         self._drop_oldest()
         return program
 
-    def _fail(self, node: Node, reason: StepCaptureError) -> None:
-        self._failed.add(node)
+    def _fail(self, segment: Segment, path: Sequence[Entry], reason: StepCaptureError) -> None:
+        self._failed.setdefault(segment.node, set()).add(_sharing(segment, path))
         if isinstance(reason, StepOperatorError) and not self.compilations:
             self.refusal = reason
         else:
@@ -197,3 +198,10 @@ class StepPrograms:
         for node, oldest in programs[:-MAX_VARIANTS]:
             self._retired_launches += oldest.variant.program.launches
             node.programs[:] = [each for each in node.programs if each[0] is not oldest]
+
+
+def _sharing(segment: Segment, path: Sequence[Entry]) -> Any:
+    """Which inputs of a call share memory: other programs are compiled where others do."""
+    trie = segment.trie
+    numbers = sorted({n for e in path for n in e.mentioned() if trie.kinds[n] == "input"})
+    return shared_memory([trie.values[n] for n in numbers])

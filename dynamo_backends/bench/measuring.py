@@ -63,7 +63,7 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
         tell(status="not_compiled", reason=uncompiled)
         return
     tell(stage="compare")
-    found = results(run, max(_CALLS, work.calls) - 1)
+    found = results(run, max(_CALLS, work.calls) - work.calls_to_compile)
     accuracy = compare_outputs(expected, found, precise, limit, allowed)
     tell(max_rel=accuracy.max_rel)
     if not accuracy.passed:
@@ -118,7 +118,7 @@ def _precise(work: Work, expected: Any) -> tuple[Any, str]:
 
 
 def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> tuple[Runner, str]:
-    """The compiled model, called once; and why nothing of it was compiled, if so."""
+    """The compiled model, called until it is compiled; and why nothing of it was, if so."""
     if cell.backend == EAGER:
         run = work.eager()
         run()
@@ -128,7 +128,8 @@ def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> tuple[R
         start = time.perf_counter()
         torch.manual_seed(0)
         run = work.compiled(cell.backend)
-        run()
+        for _ in range(work.calls_to_compile):
+            run()
         wait(how.device)
         seconds = time.perf_counter() - start
     tell(**{name: seconds})

@@ -87,13 +87,15 @@ class Work:
         self._inputs = cast(case.inputs(), device, dtype)
         self.calls = 3 if mode == "step" else 1
         """Calls after which results are compared: a step after the first has moved weights."""
+        self.calls_to_compile = 2 if mode == "step" else 1
+        """A first step is recorded in eager, the second one is compiled."""
 
     def eager(self) -> Runner:
         """Eager. Of steps each has weights of its own."""
         return self._runner(self._model, None)
 
     def compiled(self, backend: str) -> Runner:
-        """The same by a backend, which compiles it in the first call; exports are made here."""
+        """The same by a backend, which compiles it in its first calls; exports are made here."""
         if is_export(backend):
             return exported(backend, self._model, self._inputs)
         return self._runner(self._model, backend)

@@ -110,7 +110,8 @@ def test_what_eager_cannot_do_is_no_failure_of_the_backend():
     assert two_runs.status == "eager_two_runs_differ"
     assert two_runs.reason.startswith("output 0 differs")
     build = outcome("right", how, "unbuildable")
-    assert (build.status, build.reason) == ("eager_fail_to_run", "ValueError: no such checkpoint")
+    assert build.status == "eager_fail_to_run"
+    assert "cannot make a model: ValueError: no such checkpoint" in build.reason
     assert two_runs.eager_failed
     assert build.eager_failed
 

@@ -219,10 +219,29 @@ def test_closures_numbers_and_names_are_kept(tmp_path: Path):
         assert ours[1:3] == theirs[1:3] == (0.5, "done")
         is_same([ours[0], *ours[3:]], [theirs[0], theirs[3].detach(), theirs[4]])
     assert "float32[2], {'x': float32[2, 3], 'not read': float32[3]}, 0.5" in repr(loaded)
-    with pytest.raises(PackageError, match=r"arguments\[0\]\[2\] is 0.25, and .* saved for 0.5"):
+    text = r"arguments\[0\]\[2\] is 0.25, and .* saved for 0.5.*gets a tensor there"
+    with pytest.raises(PackageError, match=text):
         loaded(*given[:2], 0.25)
     assert loaded.explain().graphs[0].reports == loaded.reports
     assert isinstance(loaded, LoadedStep)
+
+
+def test_numbers_that_change_are_tensors(tmp_path: Path):
+    step = simple(lambda m, o, x, factor, i: update(m, o, m(x).sin().sum() * factor / (i + 1)))
+    x = torch.rand(2, 3)
+    for _ in range(2):
+        step(x, torch.tensor(0.5), torch.tensor(2))
+    step.save(tmp_path / "step.dbp")
+    loaded = load_step(tmp_path / "step.dbp")
+    for factor, i in ((0.7, 3), (-2.0, 0), (0.5, 2)):
+        given = x, torch.tensor(factor), torch.tensor(i)
+        torch.testing.assert_close(loaded(*given), step(*given), rtol=0, atol=0)
+    assert step.eager_steps == 1
+    changing = simple(lambda m, o, x, factor: update(m, o, m(x).sum() * factor))
+    for factor in (0.5, 0.7, 0.9):
+        changing(x, factor)
+    with pytest.raises(SaveError, match=r"number in Python that changes, at .*Pass it as a tensor"):
+        changing.save(tmp_path / "step.dbp")
 
 
 def test_a_step_that_was_only_recorded_is_compiled_for_its_file(tmp_path: Path):

@@ -1,8 +1,8 @@
 """Gives every call the one spelling of its meaning.
 
 Arguments that may be positional are positional, arguments that equal their defaults are left out,
-overloads that compute the same bits become one (`SPELLINGS`), and views that change nothing
-disappear (`IDENTITIES`). Each row holds for all shapes, strides and dtypes, bit for bit.
+overloads that compute the same bits become one (`SPELLINGS`), views that change nothing disappear
+(`IDENTITIES`), and so do empty operands of concatenations. Each row holds for all shapes, strides and dtypes, bit for bit.
 """
 
 import functools
@@ -14,7 +14,9 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.aliasing import is_replayed, is_same_view
 from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.propagate import Inference, describe
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
+from dynamo_backends.graph.sizes import SIZES, Size, is_symbolic
 
 aten = torch.ops.aten
 
@@ -55,6 +57,7 @@ def canonicalize(graph: Graph) -> bool:
         changed |= _respell(node)
         changed |= _shorten(node)
         removed |= node.target in IDENTITIES and _bypass(node)
+        removed |= node.target is aten.cat.default and _drop_empty_operands(node)
     if removed:
         drop_dead(graph.module.graph)
     return changed or removed
@@ -130,6 +133,33 @@ def _bypass(node: fx.Node) -> bool:
         return False
     node.replace_all_uses_with(source, lambda user: user.op != "output")
     return not node.users
+
+
+def _drop_empty_operands(cat: fx.Node) -> bool:
+    """Takes `torch.tensor([])` out of a concatenation: eager allows it beside any shape.
+
+    Caches of keys and values begin so. Vendors refuse tensors without elements.
+    """
+    operands, value = cat.args[0], cat.meta["val"]
+    assert isinstance(operands, list | tuple)
+    left = [x for x in operands if not _is_empty_vector(x, value.dtype)]
+    if len(left) == len(operands) or not left or is_symbolic(value):
+        return False
+    args = cat.args
+    cat.args = (left, *args[1:])
+    Inference()(cat)
+    is_same = describe(cat.meta["val"]) == describe(value)  # the memory format depends on operands
+    cat.meta["val"] = value
+    if not is_same:
+        cat.args = args
+    return is_same
+
+
+def _is_empty_vector(node: Any, dtype: torch.dtype) -> bool:
+    """Whether a tensor has the shape (0,) in every call, and does not change a result's dtype."""
+    value = node.meta["val"]
+    varies = any(isinstance(size, Size) for size in node.meta.get(SIZES, ()))
+    return tuple(value.shape) == (0,) and value.dtype == dtype and not varies
 
 
 CANONICALIZE = Pass(

@@ -10,6 +10,8 @@ from dynamo_backends.graph.calls import tensors
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.value_ranges import ValueRanges
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Integers:
@@ -52,8 +54,19 @@ def are_narrow(node: fx.Node) -> bool:
     return known_inputs(node) != UNKNOWN or _are_within(ValueRanges(), node)
 
 
+_READ_SHAPES_ALONE = frozenset(
+    {
+        aten.empty_like.default, aten.full_like.default, aten.new_empty.default,
+        aten.new_full.default, aten.new_ones.default, aten.new_zeros.default,
+        aten.ones_like.default, aten.zeros_like.default,
+    }
+)  # fmt: skip
+"""Operators for which the values of the tensor that they read do not matter."""
+
+
 def _are_within(ranges: ValueRanges, node: fx.Node) -> bool:
-    longs = [n for n in (*node.all_input_nodes, node) if is_long(n)]
+    read = () if node.target in _READ_SHAPES_ALONE else node.all_input_nodes
+    longs = [n for n in (*read, node) if is_long(n)]
     return all(_is_within(ranges.of(n)) for n in longs)
 
 

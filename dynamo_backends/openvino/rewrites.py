@@ -15,6 +15,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.sizes import Size, is_ranged, is_symbolic, sizes_of
 from dynamo_backends.openvino.pairs import divide_narrow, remainder_narrow
 
 aten = torch.ops.aten
@@ -43,6 +44,9 @@ def _applies(node: fx.Node) -> bool:
         return bool(node.meta["val"].numel() == args[0].meta["val"].numel())
     if node.target is aten.index.Tensor:
         return sum(x is not None for x in args[1]) > 1
+    if node.target is aten.split.Tensor:
+        length = sizes_of(args[0])[args[2] if len(args) > 2 else 0]
+        return is_ranged(node.graph) and length is not None and not isinstance(length, Size)
     return True
 
 
@@ -240,9 +244,13 @@ def _shift(operator: Any, to_left: bool) -> Callable[..., Tensor]:
         bits = torch.iinfo(x.dtype).bits
         wide = x.to(torch.int32)
         if isinstance(count, int):
-            if 0 <= count < bits:
+            inside = 0 <= count < bits
+            # torch traces no shift that broadcasts to symbolic sizes.
+            if inside and not is_symbolic(wide):
                 return operator(wide, wide.new_full((), count)).to(x.dtype)
             count = torch.full_like(wide, count)
+            if inside:
+                return operator(wide, count).to(x.dtype)
         count = count.to(torch.int32)
         inside = (count >= 0) & (count < bits)
         most = bits - int(x.dtype.is_signed)
@@ -286,6 +294,12 @@ def _from_the_start(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor 
     return made
 
 
+def _split(x: Tensor, size: int, dim: int = 0) -> Sequence[Tensor]:
+    """The frontend counts the parts, and takes every length for unknown in a model of a range."""
+    length = x.shape[dim]
+    return x.split_with_sizes([min(size, length - at) for at in range(0, length, size)], dim)
+
+
 REWRITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.__lshift__.Scalar: _left,
     aten.__lshift__.Tensor: _left,
@@ -320,6 +334,7 @@ REWRITES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.remainder.Tensor: _rest("floor"),
     aten.signbit.default: _sign_bit,
     aten.sort.default: _sort,
+    aten.split.Tensor: _split,
     aten.std.correction: _std,
     aten.topk.default: _topk,
     aten.trunc.default: lambda x: torch.where(x < 0, x.ceil(), x.floor()),

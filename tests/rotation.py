@@ -78,6 +78,7 @@ SHARES = {
     "kernels/test_winograd.py": 14,
     "lazy/test_backends.py": 4,
     "models/test_every_backend.py": 4,
+    "models/test_lengths.py": 4,
     "models/test_memory.py": 6,
     "models/test_models.py": 6,
     "nvfuser/test_backend.py": 4,

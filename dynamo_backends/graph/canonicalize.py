@@ -2,7 +2,8 @@
 
 Arguments that may be positional are positional, arguments that equal their defaults are left out,
 overloads that compute the same bits become one (`SPELLINGS`), views that change nothing disappear
-(`IDENTITIES`), and so do empty operands of concatenations. Each row holds for all shapes, strides and dtypes, bit for bit.
+(`IDENTITIES`), and so do empty operands of concatenations. Each row holds for all shapes, strides
+and dtypes, bit for bit.
 """
 
 import functools

@@ -18,6 +18,8 @@ from tests.rotation import long_if
 BACKENDS = ("openxla", "onnxrt", "ov", "inductor_freezing", "ts_trace", "ofi", "static_runtime",
             "onednn_graph", "ltc", "ltc_trace", "inductor_max_autotune", "tvm", "iree")  # fmt: skip
 SLOW = ("inductor_max_autotune", "tvm", "iree")
+PARTIAL = ("onednn_graph", "ltc", "ltc_trace")
+"""Those that have no kernels for some of the operators."""
 RANGED = ("onnxrt", "ov")
 """Those whose programs serve all lengths of these models."""
 FLOAT64 = {
@@ -88,8 +90,11 @@ def test_models_of_varying_lengths_run_on_the_backend(backend: str, name: str):
             same(expected, ours, wide)
     assert len(reports) == 1, "lengths are guarded"
     (report,) = reports
+    assert not report.runtime_fallbacks, report.runtime_fallbacks
+    if backend in PARTIAL:
+        assert report.ops_on_backend > report.ops_in_eager, report.fallbacks
+        return
     assert report.ops_on_backend >= least, report
     if backend in RANGED:
         assert report.executables == report.blocks, "lengths have programs of their own"
     assert {x.reason for x in report.fallbacks} <= {FLOAT64.get(backend)}, report.fallbacks
-    assert not report.runtime_fallbacks, report.runtime_fallbacks

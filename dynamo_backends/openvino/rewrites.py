@@ -244,12 +244,12 @@ def _shift(operator: Any, to_left: bool) -> Callable[..., Tensor]:
         bits = torch.iinfo(x.dtype).bits
         wide = x.to(torch.int32)
         if isinstance(count, int):
-            inside = 0 <= count < bits
+            is_inside = 0 <= count < bits
             # torch traces no shift that broadcasts to symbolic sizes.
-            if inside and not is_symbolic(wide):
+            if is_inside and not is_symbolic(wide):
                 return operator(wide, wide.new_full((), count)).to(x.dtype)
             count = torch.full_like(wide, count)
-            if inside:
+            if is_inside:
                 return operator(wide, count).to(x.dtype)
         count = count.to(torch.int32)
         inside = (count >= 0) & (count < bits)

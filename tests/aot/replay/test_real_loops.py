@@ -278,6 +278,7 @@ def accelerated(compiler: Compile) -> dict[str, Any]:
 
 def lightning(compiler: Compile) -> dict[str, Any]:
     """Automatic optimization: Lightning gives the optimizer a closure with the training step."""
+    import_transformers()  # torchmetrics imports it, and it imports torchvision
     import lightning as L
 
     torch.manual_seed(0)

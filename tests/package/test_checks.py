@@ -8,6 +8,7 @@ import pytest
 
 import dynamo_backends
 from dynamo_backends import PackageError
+from dynamo_backends.package.calls import decoded
 from dynamo_backends.package.checks import check_expression, check_target
 
 
@@ -125,3 +126,11 @@ def test_a_manifest_that_does_not_fit_is_an_error(
 ):
     with pytest.raises(PackageError, match=r"unusable manifest|missing|elsewhere"):
         dynamo_backends.load(rewritten(packages("onnxrt"), change))
+
+
+@pytest.mark.parametrize(
+    "argument", [{"value": [1]}, {"value": {"node": "x"}}, {"torch": "load"}, {"code": "1"}]
+)
+def test_arguments_that_are_no_plain_values_are_refused(argument: Any):
+    with pytest.raises(PackageError, match="which no package has"):
+        decoded(argument, {})

@@ -154,7 +154,7 @@ def test_what_is_no_file_is_no_entry(folders: Path):
     os.mkfifo(folders / "pipe.bin")
     (folders / "link.bin").symlink_to(folders / "real.bin")
     (folders / "folder.bin").mkdir()
-    (folders / "device.bin").symlink_to("/dev/zero")
+    (folders / "device.bin").symlink_to("/dev/null")
     for key in ("pipe", "link", "folder", "device"):
         assert cache.get(key) is None
         assert cache.read(f"{key}.bin") is None
@@ -167,10 +167,11 @@ def test_what_is_no_file_is_no_entry(folders: Path):
 @as_root
 def test_a_device_is_no_entry(folders: Path):
     try:
-        os.mknod(folders / "zero.bin", stat.S_IFCHR | 0o600, os.makedev(1, 5))
+        os.mknod(folders / "null.bin", stat.S_IFCHR | 0o600, os.makedev(1, 3))
     except PermissionError:
         pytest.skip("the system admits no devices")
-    assert DiskCache(folders).get("zero") is None
+    assert DiskCache(folders).get("null") is None
+    assert DiskCache(folders).read("null.bin") is None
 
 
 def test_a_package_that_is_a_pipe_is_refused(tmp_path: Path):

@@ -9,7 +9,7 @@ from typing import Any
 def lazy_names(
     package: str, places: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package.
+    """Returns the functions `__getattr__` and `__dir__` of a package.
 
     Args:
         package: Its name.

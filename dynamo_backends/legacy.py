@@ -45,7 +45,7 @@ class OldCompiler:
 
 @functools.cache
 def old_compiler(name: str) -> OldCompiler:
-    """The one object that stands for an old name."""
+    """Returns the one object that stands for an old name."""
     return OldCompiler(OLD_BY_NAME[name])
 
 

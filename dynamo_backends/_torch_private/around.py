@@ -26,7 +26,7 @@ Hooks = Mapping[int, Callable[..., Any]]
 
 
 def accumulation(leaf: Tensor) -> Any:
-    """The autograd node that accumulates a leaf's gradient, while anybody holds it."""
+    """Returns the autograd node that accumulates a leaf's gradient, while anybody holds it."""
     return get_gradient_edge(leaf).node
 
 
@@ -124,7 +124,7 @@ def tables_of_global_hooks() -> list[Hooks]:
 
 
 def is_in_ddp_forward() -> bool:
-    """Whether this thread runs the forward of a DistributedDataParallel."""
+    """Returns whether this thread runs the forward of a DistributedDataParallel."""
     wrapper = torch.nn.parallel.DistributedDataParallel
     if getattr(wrapper, "_active_ddp_module", None) is None:
         return False

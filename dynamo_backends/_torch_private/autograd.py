@@ -46,7 +46,7 @@ def aot_autograd(**compilers: Any) -> Callable[..., Any]:
 
 
 def keeps_compiled() -> bool:
-    """Whether torch keeps what AOT Autograd makes now for later processes."""
+    """Returns whether torch keeps what AOT Autograd makes now for later processes."""
     from torch._functorch import config
 
     kept: bool = torch._dynamo.config.caching_precompile or config.bundled_autograd_cache
@@ -249,7 +249,7 @@ def partition_function(name: str) -> Callable[..., Any]:
 
 
 def is_of_backward(node: fx.Node) -> bool:
-    """Whether a node of a joint graph was traced in the backward pass."""
+    """Returns whether a node of a joint graph was traced in the backward pass."""
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
@@ -303,7 +303,7 @@ def mark_backward_pass(nodes: Iterable[fx.Node], number: int) -> None:
 
 
 def backward_pass(node: fx.Node) -> int | None:
-    """Which backward pass a node belongs to; None: to none."""
+    """Returns which backward pass a node belongs to; None: to none."""
     number: int | None = (node.meta.get("custom") or {}).get(_PASS)
     return number
 
@@ -314,7 +314,7 @@ def mark_generator_state(nodes: Iterable[fx.Node], state: str) -> None:
 
 
 def state_of_generator(node: fx.Node) -> str | None:
-    """What a draw draws from; None if nobody said so."""
+    """Returns what a draw draws from; None if nobody said so."""
     state: str | None = (node.meta.get("custom") or {}).get(_STATE)
     return state
 
@@ -344,13 +344,13 @@ def _edges(tensors: Any) -> list[GradientEdge]:
 
 
 def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
-    """A leaf's hooks by handle: on its gradient, and after that has been accumulated."""
+    """Returns a leaf's hooks by handle: on its gradient, and after that has been accumulated."""
     accumulated = tensor._post_accumulate_grad_hooks
     return tensor._backward_hooks or {}, accumulated or {}
 
 
 def with_hooks_on_gradient(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Those of many tensors that have such hooks."""
+    """Returns those of many tensors that have such hooks."""
     several = [t for t in tensors if t is not None]
     if not (any(map(_backward_hooks, several)) or any(map(_accumulated_hooks, several))):
         return []

@@ -52,7 +52,7 @@ class CapturedSymbols:
         }
 
     def context(self, inputs: Sequence[Any]) -> Any:
-        """A tracing context in which AOT Autograd finds the symbols.
+        """Returns a tracing context in which AOT Autograd finds the symbols.
 
         Args:
             inputs: Of the same sizes as those of the capture.

@@ -44,7 +44,7 @@ def early_stop_setting(argument: bool) -> bool:
 
 
 def generator_state() -> Tensor:
-    """The state of torch's generator, also in a trace."""
+    """Returns the state of torch's generator, also in a trace."""
     with disable_current_modes(), torch._C.DisableTorchFunction():
         return torch.default_generator.get_state()
 

@@ -37,7 +37,7 @@ set_callback: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def current_callback(callback: Any) -> Any:
-    """What takes the place of a callback under the `torch.compiler.set_stance` in force."""
+    """Returns what takes the place of a callback under the `torch.compiler.set_stance` in force."""
     from torch._dynamo import eval_frame
 
     return eval_frame._callback_from_stance(callback)
@@ -123,7 +123,7 @@ def _is_forward_of_torch_nn(frame: Any) -> bool:
 
 
 def _is_passed_over(frame: Any) -> bool:
-    """Whether Dynamo passes over a frame. In torch 2.11 that depends on the code alone."""
+    """Returns whether Dynamo passes over a frame. In torch 2.11 that depends on the code alone."""
     from torch._dynamo import trace_rules
 
     check: Callable[..., bool] = trace_rules.check
@@ -262,7 +262,7 @@ def disabled(fn: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def torch_backends(debugging: bool = False) -> list[str]:
-    """The backends that torch knows by name, those of other packages included.
+    """Returns the backends that torch knows by name, those of other packages included.
 
     Args:
         debugging: Whether to list those as well that serve torch's own debugging.
@@ -283,7 +283,7 @@ def not_traced(fn: Any) -> Any:
 def with_options(
     backend: str | Callable[..., Any], options: Mapping[str, Any], dynamic: bool | None
 ) -> Callable[..., Any]:
-    """A backend that is called with options; equal ones are one backend to Dynamo.
+    """Returns a backend that is called with options; equal ones are one backend to Dynamo.
 
     Args:
         backend: A name that torch knows, or a function that takes `options`.
@@ -389,5 +389,5 @@ def left_out(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 def in_backward() -> bool:
-    """Whether autograd is running in this thread."""
+    """Returns whether autograd is running in this thread."""
     return torch._C._current_graph_task_id() != -1

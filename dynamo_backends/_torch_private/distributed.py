@@ -12,7 +12,7 @@ import torch
 
 
 def default_store() -> Any:
-    """The store of the default process group, on a connection of its own."""
+    """Returns the store of the default process group, on a connection of its own."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     store: Any = _get_default_store()
@@ -20,14 +20,14 @@ def default_store() -> Any:
 
 
 def host_of(store: Any) -> str:
-    """The host of the `TCPStore` behind a store; empty: it is of another kind."""
+    """Returns the host of the `TCPStore` behind a store; empty: it is of another kind."""
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return str(getattr(store, "host", ""))
 
 
 def process_group(name: str) -> Any | None:
-    """The process group that functional collectives call so; None: there is none."""
+    """Returns the process group that functional collectives call so; None: there is none."""
     from torch.distributed.distributed_c10d import _resolve_process_group
 
     try:

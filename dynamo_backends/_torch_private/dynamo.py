@@ -22,7 +22,7 @@ from torch._compile import _disable_dynamo as hidden_from_dynamo  # noqa: F401
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:
-    """The function that `torch.compile(backend=name)` calls."""
+    """Returns the function that `torch.compile(backend=name)` calls."""
     from torch._dynamo import lookup_backend as look_up
 
     return look_up(name)
@@ -105,7 +105,7 @@ def captured_arguments() -> tuple[tuple[str, ...], str, str]:
 
 
 def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> bool:
-    """The accuracy rule of PyTorch's own benchmark runners."""
+    """Returns the accuracy rule of PyTorch's own benchmark runners."""
     from torch._dynamo.utils import same as rule
 
     return rule(reference, result, fp64_reference, **settings)

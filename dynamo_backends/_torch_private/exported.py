@@ -48,7 +48,7 @@ def export_functional(
     dynamic_shapes: Any,
     rules: Mapping[Any, Callable[..., Any]],
 ) -> ExportedProgram:
-    """A model as a functional graph of ATen calls, whose inputs its weights are.
+    """Returns a model as a functional graph of ATen calls, whose inputs its weights are.
 
     Args:
         model: What is traced.
@@ -73,7 +73,7 @@ def guards_of(exported: ExportedProgram) -> list[str]:
 
 
 def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
-    """The graph, its signature and the ranges of its symbols in types that JSON has.
+    """Returns the graph, its signature and the ranges of its symbols in types that JSON has.
 
     Weights, example inputs, source lines and code of guards are left out.
     """
@@ -90,7 +90,7 @@ def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
 
 
 def program_from_dict(program: Mapping[str, Any]) -> tuple[fx.GraphModule, Any]:
-    """The graph with fake tensors, and its signature, from `program_to_dict`.
+    """Returns the graph with fake tensors, and its signature, from `program_to_dict`.
 
     What is executed of it is looked up by name: the caller checks the names before.
     """

@@ -18,7 +18,7 @@ _natives: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def fork_safe_lock() -> threading.Lock:
-    """A lock that is free in a forked child, whichever thread of the parent held it."""
+    """Returns a lock that is free in a forked child, whichever thread of the parent held it."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock

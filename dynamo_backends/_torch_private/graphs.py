@@ -39,7 +39,7 @@ def owner_index(placeholder: fx.Node) -> int | None:
 
 
 def updated_owners(graph: fx.Graph) -> frozenset[int]:
-    """Which of Dynamo's inputs an AOT graph updates, or something inside of."""
+    """Returns which of Dynamo's inputs an AOT graph updates, or something inside of."""
     descs = map(_outermost, graph.output_node().meta.get("desc") or ())
     found = [mutated_input_index(desc) for desc in descs]
     return frozenset(i for i in found if i is not None)
@@ -67,20 +67,20 @@ def _index(desc: Any) -> int | None:
 
 
 def dynamo_source_name(placeholder: fx.Node) -> str | None:
-    """Where a placeholder of a graph of Dynamo's comes from: "L['self']._modules['fc']"."""
+    """Returns where a placeholder of a graph of Dynamo's comes from: "L['self']._modules['fc']"."""
     source = getattr(placeholder, "_dynamo_source", None)
     return source.name if source is not None else None
 
 
 def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
-    """A module's code. Unlike a call of the module, it prints nothing when it raises."""
+    """Returns a module's code. Unlike a call of the module, it prints nothing when it raises."""
     _LazyGraphModule.force_recompile(module)
     forward: Callable[..., Any] = module.forward
     return forward
 
 
 def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """A module whose Python code is made when it is first called or read.
+    """Returns a module whose Python code is made when it is first called or read.
 
     Args:
         root: Has the attributes that the graph reads.
@@ -90,7 +90,7 @@ def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
 
 
 def copy_captured(captured: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a graph of Dynamo's, with what AOT Autograd knows of its inputs."""
+    """Returns a copy of a graph of Dynamo's, with what AOT Autograd knows of its inputs."""
     nodes: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
     graph.output(graph.graph_copy(captured.graph, nodes))
@@ -107,7 +107,7 @@ def copy_captured(captured: fx.GraphModule) -> fx.GraphModule:
 
 
 def captured_static_inputs(captured: fx.GraphModule) -> frozenset[int]:
-    """Which inputs of a graph of Dynamo's are parameters and buffers."""
+    """Returns which inputs of a graph of Dynamo's are parameters and buffers."""
     return frozenset(
         i
         for i, node in enumerate(captured.graph.find_nodes(op="placeholder"))
@@ -116,7 +116,7 @@ def captured_static_inputs(captured: fx.GraphModule) -> frozenset[int]:
 
 
 def takes_wrappers_apart(graph: fx.Graph) -> bool:
-    """Whether an AOT graph has inputs out of wrappers that hold more than a tensor."""
+    """Returns whether an AOT graph has inputs out of wrappers that hold more than a tensor."""
     descs = [p.meta.get("desc") for p in graph.find_nodes(op="placeholder")]
     return any(type(x).__name__ in _INNER and x.attr != ONLY for x in descs)
 
@@ -129,17 +129,17 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def is_plain(placeholder: fx.Node) -> bool:
-    """Whether a placeholder of an AOT graph is one of Dynamo's inputs."""
+    """Returns whether a placeholder of an AOT graph is one of Dynamo's inputs."""
     return type(_unwrapped(placeholder.meta.get("desc"))).__name__ == "PlainAOTInput"
 
 
 def is_tangent(placeholder: fx.Node) -> bool:
-    """Whether a placeholder of an AOT backward graph is an incoming gradient."""
+    """Returns whether a placeholder of an AOT backward graph is an incoming gradient."""
     return type(_unwrapped(placeholder.meta.get("desc"))).__name__ == "TangentAOTInput"
 
 
 def updated_inputs(graph: fx.Graph) -> dict[int, Any]:
-    """The new content of each of Dynamo's inputs that an AOT graph updates.
+    """Returns the new content of each of Dynamo's inputs that an AOT graph updates.
 
     A base that several views have in common counts as the first of these.
     """
@@ -159,6 +159,6 @@ def mutated_input_index(desc: Any) -> int | None:
 
 
 def output_index(desc: Any) -> int | None:
-    """Which of Dynamo's outputs an output of an AOT graph is, by its `desc`."""
+    """Returns which of Dynamo's outputs an output of an AOT graph is, by its `desc`."""
     desc = _unwrapped(desc)
     return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTOutput" else None

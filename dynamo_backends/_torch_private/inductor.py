@@ -332,7 +332,7 @@ def _own_storage(graph: fx.Graph) -> None:
 
 
 def _at_the_start(value: Tensor) -> Tensor:
-    """A copy of a tensor with the same strides, from the start of a storage of its own."""
+    """Returns a copy of a tensor with the same strides, from the start of a storage of its own."""
     sizes = zip(value.shape, value.stride(), strict=True)
     extent = 1 + sum((n - 1) * stride for n, stride in sizes) if value.numel() else 0
     memory = value.as_strided((extent,), (1,)).clone()
@@ -340,7 +340,7 @@ def _at_the_start(value: Tensor) -> Tensor:
 
 
 def _followed_by(passes: Any, last: Callable[[fx.Graph], None]) -> Callable[[fx.Graph], None]:
-    """The passes that a setting of Inductor's names, and another one after them."""
+    """Returns the passes that a setting of Inductor's names, and another one after them."""
     from torch._inductor import custom_graph_pass
 
     told = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", ())

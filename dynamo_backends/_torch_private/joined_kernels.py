@@ -160,7 +160,7 @@ def joined_kernels() -> Iterator[None]:
 
 @functools.cache
 def _joining() -> Any:
-    """A subclass of Inductor's `AsyncCompile`, of which each generated module makes one."""
+    """Returns a subclass of Inductor's `AsyncCompile`, of which each generated module makes one."""
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
     from torch._inductor.codecache import CppPythonBindingsCodeCache
     from torch._logging import getArtifactLogger
@@ -216,7 +216,7 @@ def shared_out(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
 
 
 def joined(kernels: Sequence[Kernel]) -> str:
-    """The source of a module whose function `kernel0` is the first kernel, and so on."""
+    """Returns the source of a module whose function `kernel0` is the first kernel, and so on."""
     includes = dict.fromkeys(line for kernel in kernels for line in kernel.includes)
     bodies = (f"namespace part{n} {{\n{k.body}\n}}" for n, k in enumerate(kernels))
     return "\n".join([*includes, *bodies, _bindings(range(len(kernels)))])

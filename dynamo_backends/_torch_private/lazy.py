@@ -28,14 +28,14 @@ def lazy_fallbacks() -> dict[str, int]:
 
 
 def lazy_id(tensor: Tensor) -> int:
-    """What identifies a lazy tensor."""
+    """Returns what identifies a lazy tensor."""
     from torch._lazy import get_tensor_id
 
     return get_tensor_id(tensor)
 
 
 def lazy_graph(tensors: Sequence[Tensor]) -> tuple[str, list[int], list[Any]]:
-    """The pending computation of lazy tensors.
+    """Returns the pending computation of lazy tensors.
 
     Returns:
         The hash under which it is kept once it is compiled, and the lazy ids and the values of the

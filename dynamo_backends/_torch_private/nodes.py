@@ -19,7 +19,7 @@ make_gradients: Any = torch.autograd._make_grads
 
 
 def edge_of(tensor: Tensor) -> tuple[Any, int]:
-    """Where a backward pass meets the gradient of a tensor."""
+    """Returns where a backward pass meets the gradient of a tensor."""
     node = tensor.grad_fn or get_gradient_edge(tensor).node
     return node, tensor.output_nr
 

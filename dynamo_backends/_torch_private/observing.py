@@ -15,7 +15,7 @@ from torch.autograd import profiler
 
 
 def is_profiled() -> bool:
-    """Whether a profiler of torch's is recording, in whatever thread. Takes about 50 ns."""
+    """Returns whether a profiler of torch's is recording, in whatever thread. Takes about 50 ns."""
     return profiler._is_profiler_enabled
 
 

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 
 def onnx_registry(opset: int) -> Any:
-    """The lowerings from ATen to ONNX that `torch.onnx.export(dynamo=True)` uses."""
+    """Returns the lowerings from ATen to ONNX that `torch.onnx.export(dynamo=True)` uses."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     return ONNXRegistry.from_torchlib(opset)
@@ -103,7 +103,7 @@ def promote_types(module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensor
 
 
 def _anew(value: Tensor) -> Tensor:
-    """A tensor of the mode that is active."""
+    """Returns a tensor of the mode that is active."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 

@@ -31,7 +31,7 @@ ELEMENTWISE_PROMOTION = {
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Whether torch always replaces an operator by others while tracing.
+    """Returns whether torch always replaces an operator by others while tracing.
 
     Not one that devices have kernels of their own for, as for silu_backward.
     """
@@ -41,12 +41,12 @@ def is_composite(op: OpOverload) -> bool:
 
 
 def all_operator_names() -> tuple[str, ...]:
-    """Every operator that torch knows by now, such as "aten::softmax.int"."""
+    """Returns every operator that torch knows by now, such as "aten::softmax.int"."""
     return tuple(torch._C._dispatch_get_all_op_names())
 
 
 def composite_names() -> frozenset[str]:
-    """Those that torch always replaces by others: "aten.softmax", "aten.softmax.int"."""
+    """Returns those that torch always replaces by others: "aten.softmax", "aten.softmax.int"."""
     kind = "CompositeImplicitAutograd"
     names = set()
     for name in all_operator_names():
@@ -58,7 +58,7 @@ def composite_names() -> frozenset[str]:
 
 
 def counts_flops(op: OpOverload) -> bool:
-    """Whether torch counts an operator's floating-point operations: products and such."""
+    """Returns whether torch counts an operator's floating-point operations: products and such."""
     from torch.utils.flop_counter import flop_registry
 
     return op.overloadpacket in flop_registry
@@ -77,7 +77,7 @@ def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def all_decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """Every decomposition that torch has, the core ones first."""
+    """Returns every decomposition that torch has, the core ones first."""
     from torch._decomp import decomposition_table
 
     core = core_aten_decompositions()

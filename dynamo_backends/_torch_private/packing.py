@@ -43,7 +43,7 @@ class UnserializableError(Exception):
 
 
 def pack_static(gm: fx.GraphModule) -> dict[str, bytes]:
-    """A functional graph with its fake tensors, as data, without the user's modules.
+    """Returns a functional graph with its fake tensors, as data, without the user's modules.
 
     Fake tensors get memory of their own, also those that are views of others.
 
@@ -114,7 +114,7 @@ def _check_node(op: str, target: Any, kwargs: Mapping[str, Any]) -> None:
 
 
 def _pack_constants(constants: Mapping[str, Any]) -> tuple[dict[str, list[int]], bytes]:
-    """The strides of tensors, and what they hold in row-major order."""
+    """Returns the strides of tensors, and what they hold in row-major order."""
     from safetensors.torch import save
 
     with disable_current_modes():
@@ -160,11 +160,11 @@ class _Encoder:
         self.strings: dict[str, int] = {}
 
     def shared(self, text: str | None) -> int | None:
-        """The place of a text among the strings."""
+        """Returns the place of a text among the strings."""
         return None if text is None else self.strings.setdefault(text, len(self.strings))
 
     def __call__(self, value: Any) -> Any:
-        """One value.
+        """Returns one value.
 
         Raises:
             UnserializableError: It has no form.
@@ -210,7 +210,7 @@ class _Encoder:
 
 
 def _decoder(nodes: list[fx.Node]) -> Callable[[dict[str, Any]], Any]:
-    """What makes a value again of {kind: content}, whose content was made before."""
+    """Returns what makes a value again of {kind: content}, whose content was made before."""
     kinds: dict[str, Callable[[Any], Any]] = {**_DECODERS, "node": nodes.__getitem__}
 
     def decode(form: dict[str, Any]) -> Any:

@@ -78,7 +78,7 @@ class WrapperTensor(Tensor):
 
     @classmethod
     def refusal(cls, func: Any) -> Exception:
-        """The error of an operator that does not know of a step's replay."""
+        """Returns the error of an operator that does not know of a step's replay."""
         return NotImplementedError(f"{func} of a tensor that has no contents")
 
 

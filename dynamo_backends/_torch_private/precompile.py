@@ -62,7 +62,7 @@ class KeptCode(OutputCode):
 
 
 def pack(gm: fx.GraphModule, kept: Collection[str] = KEPT) -> bytes:
-    """A functional graph with its fake tensors, as bytes, without the user's modules.
+    """Returns a functional graph with its fake tensors, as bytes, without the user's modules.
 
     Args:
         gm: The graph.

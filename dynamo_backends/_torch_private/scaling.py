@@ -41,7 +41,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def scaler_that(code: CodeType) -> GradScaler | None:
-    """The scaler whose method called the torch function that is handled now.
+    """Returns the scaler whose method called the torch function that is handled now.
 
     Args:
         code: Of the method.

@@ -22,14 +22,14 @@ from torch.utils._python_dispatch import (
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether a tensor stands for another one, while a graph is traced or transformed."""
+    """Returns whether a tensor stands for another one, while a graph is traced or transformed."""
     if type(tensor) is Tensor:
         return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
     return isinstance(tensor, FakeTensor | FunctionalTensor)
 
 
 def is_functionalized(tensor: Tensor) -> bool:
-    """Whether AOT Autograd is making a graph functional in which the tensor is a value."""
+    """Returns whether AOT Autograd is making a graph functional in which the tensor is a value."""
     return isinstance(tensor, FunctionalTensor)
 
 
@@ -44,7 +44,7 @@ def mark_static(tensor: Tensor) -> None:
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor of a subclass is a parameter of modules."""
+    """Returns whether a tensor of a subclass is a parameter of modules."""
     return isinstance(tensor, torch.nn.Parameter)
 
 
@@ -54,7 +54,7 @@ def set_data(tensor: Tensor, value: Tensor) -> None:
 
 
 def make_wrapper(cls: type, like: Tensor) -> Any:
-    """A tensor of a subclass without memory, with the properties of another tensor."""
+    """Returns a tensor of a subclass without memory, with the properties of another tensor."""
     return Tensor._make_wrapper_subclass(
         cls,
         like.shape,

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def marked_ranges(value: Any) -> dict[int, tuple[int, int | None]]:
-    """The dimensions that `torch._dynamo.mark_dynamic` has marked, each with its bounds."""
+    """Returns the dimensions that `torch._dynamo.mark_dynamic` has marked, each with its bounds."""
     marked = getattr(value, "_dynamo_dynamic_range", ())
     return {each.dim: (each.min or 2, each.max) for each in marked}
 
@@ -59,7 +59,7 @@ class FreshSymbols:
         self._given = {own: given for given, own in self._own.items()}
 
     def size(self, expression: sympy.Expr) -> torch.SymInt:
-        """A symbolic integer.
+        """Returns a symbolic integer.
 
         Args:
             expression: Over the symbols that were given.
@@ -74,12 +74,12 @@ class FreshSymbols:
         return made
 
     def tensor(self, sizes: Any, strides: Any, like: Tensor) -> Tensor:
-        """A fake tensor of symbolic sizes and strides."""
+        """Returns a fake tensor of symbolic sizes and strides."""
         with self.mode:
             return torch.empty_strided(sizes, strides, dtype=like.dtype, device=like.device)
 
     def given(self, expression: sympy.Expr) -> sympy.Expr:
-        """An expression over the new symbols, over those that were given."""
+        """Returns an expression over the new symbols, over those that were given."""
         return expression.xreplace(self._given)
 
     @property

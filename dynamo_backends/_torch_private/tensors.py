@@ -34,7 +34,7 @@ from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
 
 
 def concrete(value: Any) -> Any:
-    """A symbolic number as it is in the call that is compiled; anything else as it is."""
+    """Returns a symbolic number as it is in the call that is compiled; anything else as it is."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.hint
     return value
@@ -52,7 +52,7 @@ def lazy_as(value: Tensor, memory: Tensor) -> Tensor:
 
 
 def physical(tensor: Tensor) -> Tensor:
-    """A view of what memory holds: what is conjugated or negated lazily is not."""
+    """Returns a view of what memory holds: what is conjugated or negated lazily is not."""
     return lazy_as(tensor, tensor)
 
 
@@ -74,7 +74,7 @@ def storage_users(storage: torch.UntypedStorage) -> int:
 
 
 def is_private(tensor: Tensor) -> bool:
-    """Whether nothing but a tensor refers to its storage.
+    """Returns whether nothing but a tensor refers to its storage.
 
     Views and numpy's arrays refer to the storage, DLPack capsules to the tensor.
     """
@@ -90,12 +90,12 @@ def _storage_references(tensor: Tensor) -> int:
 
 
 def has_storage(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of its own kind, which wrappers and fakes have not."""
+    """Returns whether a tensor has memory of its own kind, which wrappers and fakes have not."""
     return bool(torch._C._has_storage(tensor))
 
 
 def is_dense_on_cpu(tensor: Tensor) -> bool:
-    """Whether a tensor is nothing but strided numbers in the memory of the CPU."""
+    """Returns whether a tensor is nothing but strided numbers in the memory of the CPU."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -106,7 +106,7 @@ def is_dense_on_cpu(tensor: Tensor) -> bool:
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
-    """The tensors inside of a wrapper, such as a DTensor; of any other tensor itself."""
+    """Returns the tensors inside of a wrapper, such as a DTensor; of any other tensor itself."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -129,7 +129,7 @@ def bounds_of(number: torch.SymInt | torch.SymFloat, part: Any) -> tuple[int, in
 
 
 def surely(condition: bool | torch.SymBool) -> bool:
-    """Whether a condition holds whatever sizes there will be; asking makes no guard."""
+    """Returns whether a condition holds whatever sizes there will be; asking makes no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -153,7 +153,7 @@ class TensorProperties:
             self._check = guards.check
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether they do.
+        """Returns whether they do.
 
         Args:
             tensors: As many as there were.

@@ -19,7 +19,7 @@ jit: Any = torch._C  # TorchScript's intermediate representation: `Graph` and th
 
 
 def script_function(graph: Any) -> Callable[..., Any]:
-    """The function that executes a TorchScript graph."""
+    """Returns the function that executes a TorchScript graph."""
     function: Callable[..., Any] = torch._C._create_function_from_graph("forward", graph)
     return function
 
@@ -27,7 +27,7 @@ def script_function(graph: Any) -> Callable[..., Any]:
 def script_module(
     function: Any, tensors: Sequence[Tensor | None], numbers: Collection[int] = ()
 ) -> Any:
-    """A script module, in eval mode, that calls a script function.
+    """Returns a script module, in eval mode, that calls a script function.
 
     Args:
         function: From `script_function`.
@@ -85,12 +85,12 @@ def torchscript_fuser(nnc: bool, onednn: bool) -> Iterator[None]:
 
 
 def has_llvm() -> bool:
-    """Whether TorchScript's compiler NNC can generate code for this processor."""
+    """Returns whether TorchScript's compiler NNC can generate code for this processor."""
     return torch._C._llvm_enabled()
 
 
 def has_onednn_graph() -> bool:
-    """Whether TorchScript's fuser for oneDNN Graph is part of this torch."""
+    """Returns whether TorchScript's fuser for oneDNN Graph is part of this torch."""
     before = torch._C._jit_llga_enabled()
     try:
         torch._C._jit_set_llga_enabled(True)

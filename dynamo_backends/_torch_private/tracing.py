@@ -41,7 +41,7 @@ NEEDS_CONTENTS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def mode_of(values: Any) -> FakeTensorMode | None:
-    """The mode that fake tensors belong to; without any of them, what torch says.
+    """Returns the mode that fake tensors belong to; without any of them, what torch says.
 
     torch's `detect_fake_mode` gives that of a compilation by Dynamo which is going on, though the
     tensors may be of a graph that is compiled inside of that one.
@@ -128,7 +128,7 @@ def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:
 
 
 def settings_of_tracing() -> str:
-    """What tracing depends on besides the graph and its inputs, but for autocast."""
+    """Returns what tracing depends on besides the graph and its inputs, but for autocast."""
     from torch._functorch import config
 
     backends = torch.backends
@@ -189,7 +189,7 @@ def tracing_a_step(mode: FakeTensorMode) -> Iterator[None]:
 def functionalized(
     gm: fx.GraphModule, fakes: Sequence[Any], decompositions: Any
 ) -> tuple[fx.GraphModule, dict[int, int]]:
-    """A graph without writes to memory, out of one that writes to its inputs.
+    """Returns a graph without writes to memory, out of one that writes to its inputs.
 
     Args:
         gm: An ATen graph.
@@ -233,7 +233,7 @@ def has_effects(op: Any) -> bool:
 
 
 def graph_being_traced() -> fx.Graph:
-    """What `make_fx` records in this thread."""
+    """Returns what `make_fx` records in this thread."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()

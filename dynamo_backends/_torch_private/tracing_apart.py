@@ -43,7 +43,7 @@ def _no_patches() -> Iterator[_NoPatches]:
 
 
 def _with_own_variables(trace: Any) -> Callable[..., fx.Graph]:
-    """The function with its own copy of its module's variables."""
+    """Returns the function with its own copy of its module's variables."""
     variables = dict(trace.__globals__, _is_fx_tracing_flag=False, _new_patcher=_no_patches)
     return FunctionType(
         trace.__code__, variables, trace.__name__, trace.__defaults__, trace.__closure__

@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """The tensor that torch.func's transforms have wrapped, once or several times."""
+    """Returns the tensor that torch.func's transforms have wrapped, once or several times."""
     functorch: Any = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

@@ -69,7 +69,7 @@ class Region:
         )
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, to be compiled in this region."""
+        """Returns the function, to be compiled in this region."""
         compiled: Callable[..., Any] = self._context(fn)
         return compiled
 
@@ -157,12 +157,12 @@ def breaks_graphs(context: Any) -> bool:
 
 
 def backend_of(context: Any) -> Any:
-    """What Dynamo's decorator hands graphs to; with options, torch's wrapper of that."""
+    """Returns what Dynamo's decorator hands graphs to; with options, torch's wrapper of that."""
     return _unwrapped(context.callback)
 
 
 def have_graphs(context: Any, otherwise: Collection[int]) -> bool:
-    """Whether Dynamo has code with graphs for the backend of its decorator.
+    """Returns whether Dynamo has code with graphs for the backend of its decorator.
 
     Args:
         context: The decorator.
@@ -254,14 +254,14 @@ def fresh_shape_history() -> Iterator[None]:
 
 
 def graph_break_reasons() -> list[Any]:
-    """Every graph break in this process: objects with `reason` and `user_stack`."""
+    """Returns every graph break in this process: objects with `reason` and `user_stack`."""
     from torch._dynamo.utils import graph_break_reasons as reasons
 
     return reasons
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """Whether Dynamo answers this error by running the whole frame in eager."""
+    """Returns whether Dynamo answers this error by running the whole frame in eager."""
     from torch._dynamo.exc import Unsupported, UserError
 
     return isinstance(error, Unsupported | UserError)
@@ -275,7 +275,7 @@ def run_once_in_eager(error: Any) -> None:
 
 
 def backend_function(name: str) -> Callable[..., Any]:
-    """What `torch.compile(backend=name)` calls with a captured graph and its inputs."""
+    """Returns what `torch.compile(backend=name)` calls with a captured graph and its inputs."""
     from torch._dynamo.backends.registry import lookup_backend
 
     found: Callable[..., Any] = lookup_backend(name)

@@ -90,7 +90,7 @@ def compile_functional(
 def _shortened(
     called: Callable[..., Any], graph: Callable[[list[Any]], Any], updates: int
 ) -> Callable[..., Any]:
-    """What AOT Autograd made, without its way to the graph where that does nothing.
+    """Returns what AOT Autograd made, without its way to the graph where that does nothing.
 
     Args:
         called: What it made. The first call is left to it, for it then looks for user-defined
@@ -113,7 +113,7 @@ def _shortened(
 
 
 def _without_aot(graph: Callable[[list[Any]], Any]) -> Callable[..., Any]:
-    """What Dynamo calls where the graph is all of a call."""
+    """Returns what Dynamo calls where the graph is all of a call."""
 
     def call(*args: Any) -> Any:
         if torch.is_grad_enabled():

@@ -75,7 +75,7 @@ def inspect_captured(captured: fx.GraphModule) -> CaptureFacts:
 def describe_inputs(
     graph: Graph, captured: CaptureFacts, options: Options
 ) -> tuple[InputReport, ...]:
-    """One entry per input of a functional graph made of what Dynamo captured."""
+    """Returns one entry per input of a functional graph made of what Dynamo captured."""
     mutated = private.updated_inputs(graph.module.graph)
     return tuple(
         _describe(place, given, graph.kind, captured, mutated, options)
@@ -97,7 +97,7 @@ _STEPS = (
 
 
 def readable(expression: str) -> str:
-    """An expression of Dynamo's as the user would write it: "self.fc.weight"."""
+    """Returns an expression of Dynamo's as the user would write it: "self.fc.weight"."""
     for pattern, replacement in _STEPS:
         expression = pattern.sub(replacement, expression)
     return expression
@@ -181,7 +181,7 @@ _IN_PLACE = frozenset(
 
 
 def _writes(graph: fx.Graph) -> list[tuple[int | None, str]]:
-    """The storage that each in-place call writes to, and the user's line."""
+    """Returns the storage that each in-place call writes to, and the user's line."""
     found: list[tuple[int | None, str]] = []
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):
@@ -226,7 +226,7 @@ def subclass_inputs(example_inputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def without_subclasses(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """A compiled graph some of whose inputs are of subclasses of Tensor.
+    """Returns a compiled graph some of whose inputs are of subclasses of Tensor.
 
     Dynamo guards the inputs' types, so those of the first call are those of all calls. Runtimes are
     given plain tensors of the same memory.

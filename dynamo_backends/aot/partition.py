@@ -12,7 +12,7 @@ from dynamo_backends.graph.random import generator_state, redraw
 
 
 def partition_with(name: str) -> Callable[..., Any]:
-    """A partitioner for AOT Autograd.
+    """Returns a partitioner for AOT Autograd.
 
     Beyond torch's own, views are made again in the backward instead of saved, the backward does
     not draw what the forward has drawn, and checkpoints use `graph.random` to draw twice.
@@ -59,7 +59,7 @@ def make_views_again(joint: fx.GraphModule) -> None:
 
 
 def _is_plain_view(node: fx.Node) -> bool:
-    """Whether a call is a view of its first argument, of a shape that is known."""
+    """Returns whether a call is a view of its first argument, of a shape that is known."""
     if not is_view(node) or "recompute" in node.meta:
         return False
     sources = node.all_input_nodes

@@ -21,7 +21,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 def pickled_if_kept(compile_graph: GraphCompiler, complete: bool) -> bytes | None:
-    """The compiler as bytes; None: torch keeps nothing, or no other process could use it.
+    """Returns the compiler as bytes; None: torch keeps nothing, or no other process could use it.
 
     Torch keeps with `torch._dynamo.config.caching_precompile`, and in `aot_compile`.
 

@@ -170,7 +170,7 @@ def _is_fixed_on_cpu(fake: Tensor) -> bool:
 
 
 def _name(node: fx.Node) -> str:
-    """What a node calls.
+    """Returns what a node calls.
 
     Raises:
         _UnnamedError: It is no function of torch's or Python's, calls graphs, or is no call.

@@ -19,7 +19,7 @@ Run = Callable[[list[Any]], Sequence[Any]]
 
 
 def writing_updates(run: Run, graph: fx.Graph) -> Run:
-    """A compiled graph that also writes what its inputs become.
+    """Returns a compiled graph that also writes what its inputs become.
 
     Args:
         run: The compiled graph: list in, sequence out.
@@ -30,7 +30,7 @@ def writing_updates(run: Run, graph: fx.Graph) -> Run:
 
 
 def writing_rows(run: Run, updates: Mapping[int, int], rows: Sequence[RowWrite]) -> Run:
-    """A compiled graph that also writes rows to inputs, and whatever else they become.
+    """Returns a compiled graph that also writes rows to inputs, and whatever else they become.
 
     Args:
         run: The compiled graph. The last of its results are indices.

@@ -45,7 +45,7 @@ def _copy(value: Any, memories: dict[int, Any], keep: bool) -> Any:
 
 
 def contents(tensor: Tensor) -> Tensor:
-    """A copy of all bytes of the memory of a tensor."""
+    """Returns a copy of all bytes of the memory of a tensor."""
     return _bytes(tensor).clone()
 
 
@@ -183,7 +183,7 @@ class Counters:
         return args
 
     def reset_before(self, run: Run) -> Run:
-        """A function that is called with what was there at the beginning."""
+        """Returns a function that is called with what was there at the beginning."""
         if not self._positions:
             return run
 
@@ -204,7 +204,7 @@ def _multiply(value: Tensor, generator: torch.Generator) -> None:
 
 
 def find_mutated(run: Run, values: Sequence[Any]) -> frozenset[int]:
-    """Which inputs a function writes to, found by calling it on copies of all of them."""
+    """Returns which inputs a function writes to, found by calling it on copies of all of them."""
     args = copies(values)
     watch = Watch({i: a for i, a in enumerate(args) if isinstance(a, Tensor)})
     run(list(args))

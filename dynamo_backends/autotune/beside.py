@@ -26,7 +26,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 def compile_beside(ensemble: Ensemble) -> Callable[..., Any]:
-    """What Dynamo is to call in place of a graph.
+    """Returns what Dynamo is to call in place of a graph.
 
     Args:
         ensemble: The candidates.
@@ -48,7 +48,7 @@ def compile_beside(ensemble: Ensemble) -> Callable[..., Any]:
 
 
 def _unsuitable(ensemble: Ensemble) -> str:
-    """Why a graph is not tuned beside calls; empty if it is."""
+    """Returns why a graph is not tuned beside calls; empty if it is."""
     of_one_size = not has_symbols(ensemble.captured)
     if ensemble.kind == "training" and of_one_size and not ensemble.options.cache:
         return "what is chosen for forward and backward graph is found on disk, and cache=False"

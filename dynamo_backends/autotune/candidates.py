@@ -78,7 +78,7 @@ class Candidate:
         return isinstance(get_backend(self.backend), CompilesSteps)
 
     def options(self, options: AutotuneOptions, bounds: NamedBounds | None = None) -> Options:
-        """The options of a backend of this package.
+        """Returns the options of a backend of this package.
 
         Args:
             options: Of autotune.
@@ -98,7 +98,7 @@ class Candidate:
         return kind.parse(settings, self.backend)
 
     def version(self) -> str:
-        """What its code depends on, besides torch and this package."""
+        """Returns what its code depends on, besides torch and this package."""
         if self.owner == "ours":
             backends = list_backends() if self.backend == SPLIT else [self.backend]
             packages = dict(package_versions(backends))
@@ -240,6 +240,6 @@ def _can_reduce(name: str, owner: Owner) -> bool:
 
 
 def _precisions(name: str) -> tuple[str, ...]:
-    """The values that the option `precision` of a backend of this package may have."""
+    """Returns the values that the option `precision` of a backend of this package may have."""
     hint = typing.get_type_hints(get_backend(name).Options).get("precision")
     return typing.get_args(hint)

@@ -76,7 +76,7 @@ class CostModel:
                 self._past.setdefault(row.name, []).append((past, weight, row))
 
     def predict(self, name: str) -> Prediction:
-        """What to expect of a candidate."""
+        """Returns what to expect of a candidate."""
         if name not in self._predicted:
             self._predicted[name] = self._predict(name)
         return self._predicted[name]
@@ -101,7 +101,7 @@ class CostModel:
         )
 
     def _times_as_long(self, name: str, graph: GraphDescription, row: CandidateReport) -> float:
-        """How many times as long as expected a compilation took."""
+        """Returns how many times as long as expected a compilation took."""
         took = max((row.compile_s or 0.0) - _FIXED_S, 0.0)
         return took / (self._prior.expect(name, graph).compile_s * max(graph.ops, 1))
 

@@ -68,7 +68,7 @@ class Decision:
     disturbed: int = 0
 
     def holds(self, names: Collection[str], budget_s: float) -> bool:
-        """Whether it still decides.
+        """Returns whether it still decides.
 
         One that was made on a busy machine does for an hour, or if that happened three times in a
         row: this machine is always busy.
@@ -88,7 +88,7 @@ class Decision:
 
     @classmethod
     def from_dict(cls, given: Any) -> "Decision":
-        """The reverse of `to_dict`.
+        """Returns the reverse of `to_dict`.
 
         Raises:
             ValueError: It is not the dict of a decision; the message says why.
@@ -143,7 +143,7 @@ class Decisions:
         self._disk = DiskCache(self.folder, what="autotune's decisions")
 
     def get(self, key: str) -> Decision | None:
-        """The decision with that key; None if there is no intact one."""
+        """Returns the decision with that key; None if there is no intact one."""
         decision = self._read(f"{key}.json")
         return decision if decision is not None and decision.key == key else None
 

@@ -78,7 +78,7 @@ class Ensemble:
         self.first: Sequence[str] = ()
 
     def compile(self) -> Callable[..., Any]:
-        """What Dynamo is to call in place of the graph."""
+        """Returns what Dynamo is to call in place of the graph."""
         if self.options.is_int8:
             self._check_batches()
         competing = self.competing()
@@ -181,7 +181,7 @@ class Ensemble:
         others: Sequence[Arguments] = (),
         counts: Sequence[int] = (),
     ) -> Subject:
-        """What the candidates compete for.
+        """Returns what the candidates compete for.
 
         Args:
             title: For the progress line.
@@ -203,17 +203,17 @@ class Ensemble:
         )
 
     def mutated(self) -> frozenset[int]:
-        """Which inputs the graph writes to."""
+        """Returns which inputs the graph writes to."""
         if self._mutated is None:
             self._mutated = find_mutated(self.adapt(self.captured.forward), self.values)
         return self._mutated
 
     def adapt(self, compiled: Callable[..., Any]) -> Run:
-        """A compiled graph as the session calls it."""
+        """Returns a compiled graph as the session calls it."""
         return lambda args: compiled(*args)
 
     def prepared(self, candidate: Candidate, subject: Subject) -> PreparedCandidate:
-        """A candidate as it takes part in the session."""
+        """Returns a candidate as it takes part in the session."""
         name = candidate.name
 
         def rehearse() -> str:
@@ -232,7 +232,7 @@ class Ensemble:
         )
 
     def build(self, candidate: Candidate, options: AutotuneOptions | None = None) -> Run:
-        """The graph compiled by a candidate.
+        """Returns the graph compiled by a candidate.
 
         Args:
             candidate: Which one.
@@ -294,7 +294,7 @@ class Ensemble:
             report.tolerance = str(self.options.tolerance or "")
 
     def described(self, winner: str) -> list[GraphReport]:
-        """The reports of the winner; made here if it reports nothing itself."""
+        """Returns the reports of the winner; made here if it reports nothing itself."""
         reports = self.reports.get(winner)
         if reports:
             return reports

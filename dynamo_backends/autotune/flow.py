@@ -75,7 +75,7 @@ class Question:
     work: Mapping[str, float] = field(default_factory=dict)
 
     def model(self) -> CostModel:
-        """What to expect of candidates."""
+        """Returns what to expect of candidates."""
         return CostModel(Decisions().all(), GraphDescription(self.kind, self.ops, self.work))
 
 
@@ -139,7 +139,7 @@ class DecisionFlow:
         }
 
     def _admitted(self) -> dict[str, Any]:
-        """What the user admits in int8, and what it is proven on."""
+        """Returns what the user admits in int8, and what it is proven on."""
         options = self._options
         if not options.is_int8:
             return {}
@@ -151,7 +151,7 @@ class DecisionFlow:
         return budget_of(repr(self._options), self._options.budget_s)
 
     def recall(self) -> Decision | None:
-        """The decision on disk, if it still decides."""
+        """Returns the decision on disk, if it still decides."""
         if self.key is None:
             return None
         decision = None
@@ -209,13 +209,13 @@ class DecisionFlow:
         return self.accept(outcome, given.arguments.mutated)
 
     def model(self) -> CostModel:
-        """What to expect of candidates."""
+        """Returns what to expect of candidates."""
         return self._question.model()
 
     def untried(
         self, means: Means, model: CostModel | None = None, without: Collection[str] = ()
     ) -> tuple[CandidateReport, ...]:
-        """What there is to report where the budget suffices for no candidate; else nothing.
+        """Returns what there is to report where the budget suffices for no candidate; else nothing.
 
         Args:
             means: That there are.

@@ -142,7 +142,7 @@ class GraphEnsemble(Executable):
         return self.recall() or self.tune(values)
 
     def recall(self) -> Choice | None:
-        """The choice of an earlier process, or of this one; nothing is compiled."""
+        """Returns the choice of an earlier process, or of this one; nothing is compiled."""
         decision = self._flow.recall()
         if decision is None:
             return None
@@ -175,7 +175,7 @@ class GraphEnsemble(Executable):
         )
 
     def model(self) -> CostModel:
-        """What to expect of candidates."""
+        """Returns what to expect of candidates."""
         return self._flow.model()
 
     def keep(self, choice: Choice) -> None:
@@ -187,7 +187,7 @@ class GraphEnsemble(Executable):
         self._flow.forget()
 
     def switch(self, eager: Callable[..., Any], region: Region, failure: str) -> EagerSwitch:
-        """The way back from what was chosen (see `switch_of_chosen`)."""
+        """Returns the way back from what was chosen (see `switch_of_chosen`)."""
         reports = [] if self._report is None else [self._report]
         return switch_of_chosen(eager, reports, region, failure, self._flow.key)
 
@@ -235,7 +235,7 @@ class GraphEnsemble(Executable):
         return self._flow.budget
 
     def candidate(self, name: str) -> Candidate:
-        """One of those that compete, by its name."""
+        """Returns one of those that compete, by its name."""
         return next(c for c in self.competing if c.name == name)
 
     def _subject(self, values: list[Any], title: str) -> Subject:
@@ -270,7 +270,7 @@ class GraphEnsemble(Executable):
             return build_program(backend, graph, options, report)
 
     def compiler(self, candidate: Candidate) -> tuple[Backend, Any]:
-        """The backend that compiles functional graphs for a candidate, and its options."""
+        """Returns the backend that compiles functional graphs for a candidate, and its options."""
         if candidate.owner == "ours":
             backend = get_backend(candidate.backend)
             return backend, protocols.single_process_options(
@@ -324,12 +324,12 @@ def _plain(options: AutotuneOptions) -> Any:
 
 
 def dialect(backend: Backend, options: Any) -> Mapping[Any, Callable[..., Any]]:
-    """What a backend wants to be decomposed, and how."""
+    """Returns what a backend wants to be decomposed, and how."""
     return decompositions(keep=frozenset(backend.keeps(options)))
 
 
 def decomposed(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
-    """A copy in which what there are rules for is decomposed.
+    """Returns a copy in which what there are rules for is decomposed.
 
     Args:
         graph: With static shapes.

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
 
 def captured_fingerprint(captured: fx.GraphModule) -> str | None:
-    """A hash of what a graph of Dynamo's computes, equal in every process.
+    """Returns a hash of what a graph of Dynamo's computes, equal in every process.
 
     Returns:
         None if the graph has something in it whose identity another process could not tell.
@@ -80,7 +80,7 @@ def describe(value: Any) -> str:
 
 
 def environment(device_types: Sequence[str]) -> dict[str, Any]:
-    """The machine and the versions that all candidates share."""
+    """Returns the machine and the versions that all candidates share."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -95,7 +95,7 @@ def environment(device_types: Sequence[str]) -> dict[str, Any]:
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """A hash of anything that JSON holds."""
+    """Returns a hash of anything that JSON holds."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -22,7 +22,7 @@ TASK, RESULT = "task.json", "result.json"
 
 
 def is_isolated(candidate: Candidate, options: AutotuneOptions) -> bool:
-    """Whether a candidate is tried in a process of its own first."""
+    """Returns whether a candidate is tried in a process of its own first."""
     if candidate.backend == SPLIT:
         return False
     return options.isolate == "all" or options.isolate == candidate.owner

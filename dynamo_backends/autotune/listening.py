@@ -120,7 +120,7 @@ class Listener:
 
 
 def read_outcome(answered: dict[str, Any]) -> Outcome:
-    """The outcome in the answer to a task."""
+    """Returns the outcome in the answer to a task."""
     rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
     disturbed = bool(answered.get("disturbed", False))
     return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"], disturbed)

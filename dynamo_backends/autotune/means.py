@@ -41,7 +41,7 @@ class Means:
         return max(0.0, self.left_s - self._measuring_s)
 
     def suffice(self, compile_s: float, name: str) -> bool:
-        """Whether a candidate is tried.
+        """Returns whether a candidate is tried.
 
         Args:
             compile_s: Seconds that it is expected to compile for.
@@ -66,7 +66,7 @@ class Means:
         self.budget.finished()
 
     def refusal(self, compile_s: float) -> str:
-        """Why a candidate is not tried for which they do not suffice, in words."""
+        """Returns why a candidate is not tried for which they do not suffice, in words."""
         total = self.budget.total_s
         if not self.budget.left_s:
             return f"not tried: the budget of {total:g} s is spent"

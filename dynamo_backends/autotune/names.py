@@ -17,14 +17,14 @@ TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
 
 
 def by_default(device_types: Sequence[str]) -> list[str]:
-    """Those that compete where no candidates are named, for inputs on these devices."""
+    """Returns those that compete where no candidates are named, for inputs on these devices."""
     torchs = [n for n, kind in TORCHS.items() if kind is None or kind in device_types]
     names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
     return [n for n in names if n not in (ITSELF, *_OF_VENDORS) and not _is_variant(n)]
 
 
 def _is_variant(name: str) -> bool:
-    """Whether another candidate runs the same code."""
+    """Returns whether another candidate runs the same code."""
     return name in list_backends() and bool(get_backend(name).same_as)
 
 

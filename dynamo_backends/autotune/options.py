@@ -99,6 +99,6 @@ class AutotuneOptions(Int8Options):
         return replace(self, precision="float32", calibration=None, tolerance=None)
 
     def common(self) -> dict[str, Any]:
-        """The options that every backend has, to be handed on to a candidate."""
+        """Returns the options that every backend has, to be handed on to a candidate."""
         shared = {f.name: getattr(self, f.name) for f in fields(Options)}
         return {**shared, "verify": "off", "specialize": False}

@@ -13,7 +13,7 @@ _CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "
 
 
 def precise_captured(captured: fx.GraphModule) -> Callable[..., Any]:
-    """A copy of a graph of Dynamo's that computes every floating-point value in float64.
+    """Returns a copy of a graph of Dynamo's that computes every floating-point value in float64.
 
     Its inputs must be in float64, too. Where the graph casts in ways that are not seen here, its
     results are less precise, or it raises.

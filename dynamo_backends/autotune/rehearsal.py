@@ -32,7 +32,7 @@ def rebuilt(
     places: Collection[int],
     sizes: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> fx.GraphModule:
-    """The graph with weights that are parameters, as Dynamo had found it.
+    """Returns the graph with weights that are parameters, as Dynamo had found it.
 
     Dynamo makes inputs in the order in which it comes upon them, which is the old one here, so that
     what is compiled of the graph has the same name in the disk cache.

@@ -154,7 +154,7 @@ class TunedBeside:
 
 
 def _going_first(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for whose calls the thread pauses, whichever graph it is busy with."""
+    """Returns a function for whose calls the thread pauses, whichever graph it is busy with."""
     first = background.going_first(lambda args: run(*args))
 
     def call(*args: Any) -> Any:

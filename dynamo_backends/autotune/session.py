@@ -335,7 +335,7 @@ class TuningSession:
         return self._means.refusal(expected)
 
     def _race(self, runs: Mapping[str, Run], budget_s: float) -> Race:
-        """One between some of those that take part."""
+        """Returns one between some of those that take part."""
         subject = self._subject
         sets, least, inputs = _SETS, 1, subject.arguments.fresh
         if subject.others:

@@ -59,7 +59,7 @@ class TuningStatus:
         return self.state in ("serving", "gave up")
 
     def __str__(self) -> str:
-        """All of it but the graph, in one line."""
+        """Returns all of it but the graph, in one line."""
         spent = f"{self.spent_s:.1f} s of {self.budget_s:g} s used"
         spent += f", {self.meanwhile} serves meanwhile" if self.meanwhile else ""
         match self.state:
@@ -142,7 +142,7 @@ class Followed:
 
 
 def tuning_status() -> list[TuningStatus]:
-    """Where tuning stands, of each graph of this process that `mode="background"` is for.
+    """Returns where tuning stands, of each graph of this process that `mode="background"` is for.
 
     Graphs that were dropped, such as by `torch.compiler.reset()`, are not listed.
 

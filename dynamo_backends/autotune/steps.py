@@ -264,7 +264,7 @@ class StepEnsemble(StepProgram):
         self._choice = self._choice._replace(winner=winner, candidates=tuple(rows))
 
     def _proven(self, programs: dict[str, StepProgram], proof: Proof) -> dict[str, StepProgram]:
-        """Those of them whose steps are what eager's are."""
+        """Returns those of them whose steps are what eager's are."""
         right = {}
         for name, program in programs.items():
             with self._ensemble.budget.spending(), showing("autotune: step graph") as progress:

@@ -33,7 +33,7 @@ class Description:
 
 
 def described(captured: fx.GraphModule, symbols: private.CapturedSymbols) -> Description:
-    """The symbols of a graph, inside a backend called by Dynamo."""
+    """Returns the symbols of a graph, inside a backend called by Dynamo."""
     dims = {str(i): kinds for i, kinds in symbols.dims.items()}
     sizes = {str(i): place for i, place in _sizes(captured).items()}
     return Description(_values(captured), dims, sizes)
@@ -50,7 +50,7 @@ def _values(captured: fx.GraphModule) -> list[list[str]]:
 
 
 def has_symbols(captured: fx.GraphModule) -> bool:
-    """Whether an input of a graph is a symbol, or has a size that is one."""
+    """Returns whether an input of a graph is a symbol, or has a size that is one."""
     return any(not size.isdigit() for sizes in _values(captured) for size in sizes)
 
 
@@ -122,7 +122,7 @@ def old_places(captured: fx.GraphModule, old: Description) -> list[int]:
 def _position(
     old: Description, of_size: Mapping[tuple[int, ...], int], tensor: int, dim: int
 ) -> int:
-    """The input that is a size of another one, or of one with the same size."""
+    """Returns the input that is a size of another one, or of one with the same size."""
     exact = of_size.get((tensor, dim))
     if exact is not None:
         return exact
@@ -131,7 +131,7 @@ def _position(
 
 
 def _alike(old: Sequence[list[str]], new: Sequence[list[str]], places: Sequence[int]) -> bool:
-    """Whether sizes are the same, but for the names of symbols."""
+    """Returns whether sizes are the same, but for the names of symbols."""
     names: dict[str, str] = {}
     for place, sizes in zip(places, new, strict=True):
         if len(sizes) != len(old[place]):

@@ -227,7 +227,7 @@ def _problem(owner: TunedBeside, candidate: Candidate) -> str:
 
 
 def _built(owner: TunedBeside, ensemble: Ensemble, candidate: Candidate) -> Run:
-    """The candidate, compiled; for all sizes that calls have had.
+    """Returns the candidate, compiled; for all sizes that calls have had.
 
     Raises:
         _Excluded: It assumes something that cannot be looked at in calls.

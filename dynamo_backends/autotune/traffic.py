@@ -48,7 +48,7 @@ class Traffic:
         self._is_closed = False
 
     def key(self, args: Sequence[Any]) -> Key:
-        """The sizes of a call."""
+        """Returns the sizes of a call."""
         return tuple(int(args[i]) for i in self.places)
 
     def note(self, args: Sequence[Any]) -> None:
@@ -86,7 +86,7 @@ class Traffic:
             return [(values, max(1, self._counts[key])) for key, values in self._inputs.items()]
 
     def __str__(self) -> str:
-        """All sizes with their calls, in one line."""
+        """Returns all sizes with their calls, in one line."""
         with self._lock:
             counts = dict(self._counts)
         names = ", ".join(self._names)
@@ -132,7 +132,7 @@ class Assumed:
         self._known: dict[Key, bool] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything is assumed."""
+        """Returns whether anything is assumed."""
         return bool(self._assumptions)
 
     @property
@@ -142,7 +142,7 @@ class Assumed:
         return free - set(self._symbols)
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Whether it is right for the sizes of a call."""
+        """Returns whether it is right for the sizes of a call."""
         key = tuple(int(args[i]) for i in self.places)
         holds = self._known.get(key)
         if holds is None:
@@ -158,7 +158,7 @@ class Assumed:
 
 
 def counted(run: Callable[..., Any], traffic: Traffic) -> Callable[..., Any]:
-    """What runs a graph, and notes its calls."""
+    """Returns what runs a graph, and notes its calls."""
 
     def call(*args: Any) -> Any:
         traffic.note(args)
@@ -170,7 +170,7 @@ def counted(run: Callable[..., Any], traffic: Traffic) -> Callable[..., Any]:
 def within(
     assumed: Assumed, run: Callable[..., Any], eager: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
-    """A winner for the sizes that it is right for, and eager for others."""
+    """Returns a winner for the sizes that it is right for, and eager for others."""
     is_told = False
 
     def call(*args: Any) -> Any:

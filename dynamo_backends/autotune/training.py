@@ -103,7 +103,7 @@ def _of_training(row: CandidateReport) -> CandidateReport:
 
 
 def _tangent(output: Tensor, number: int) -> Tensor:
-    """A gradient to start from, the same for every candidate and dtype."""
+    """Returns a gradient to start from, the same for every candidate and dtype."""
     generator = torch.Generator().manual_seed(number)
     with private.disable_current_modes():  # one may be on that knows of no generators but its own
         numbers = torch.randn(output.shape, generator=generator, dtype=torch.float32)

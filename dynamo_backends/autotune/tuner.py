@@ -88,7 +88,7 @@ class Tuner(QueueThread[Task]):
         return task.is_ready(owner)
 
     def _asked(self, task: Task, request: dict[str, Any]) -> Outcome:
-        """What came of a task, however often the process is lost on the way."""
+        """Returns what came of a task, however often the process is lost on the way."""
         known = {row["name"]: CandidateReport.from_dict(row) for row in request["known"]}
         suspect, losses = "", 0
         while True:

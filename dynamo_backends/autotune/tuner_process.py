@@ -74,7 +74,7 @@ class _Telling(Progress):
 
 
 def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
-    """What came of tuning a graph, or why nothing did; {} without one."""
+    """Returns what came of tuning a graph, or why nothing did; {} without one."""
     if "folder" not in request:
         return {}
     try:
@@ -193,7 +193,7 @@ def _decided(
 def _where_right(
     prepared: PreparedCandidate, subject: Subject, symbols: private.CapturedSymbols, kind: str
 ) -> PreparedCandidate:
-    """A candidate as it would serve: eager runs the sizes that it is not compiled for.
+    """Returns a candidate as it would serve: eager runs the sizes that it is not compiled for.
 
     Dynamo's guards are not asked when sizes change here.
     """

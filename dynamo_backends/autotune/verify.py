@@ -240,7 +240,7 @@ class Trial:
 def judge(
     trials: Sequence[Trial], run: Run, reduced: bool = False, tolerance: Tolerance | None = None
 ) -> Verdict:
-    """What all trials say of a candidate: on the real inputs twice, on the others once.
+    """Returns what all trials say of a candidate: on the real inputs twice, on the others once.
 
     Args:
         trials: The first one is on the real inputs.

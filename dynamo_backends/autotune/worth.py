@@ -25,7 +25,7 @@ class Worth:
         self._measured = 0.0
 
     def refusal(self, name: str, right: Collection[str]) -> str:
-        """Why a candidate is not tried, in words; empty: it is.
+        """Returns why a candidate is not tried, in words; empty: it is.
 
         Args:
             name: Of the candidate.

@@ -61,7 +61,7 @@ def check(
 
 @torch.no_grad()
 def reference(model: nn.Module, inputs: Inputs) -> Any:
-    """The outputs of a copy of the model in float64 for the same inputs in float64."""
+    """Returns the outputs of a copy of the model in float64 for the same inputs in float64."""
     return call(copy.deepcopy(model).double(), pytree.tree_map_only(Tensor, _double, inputs))
 
 

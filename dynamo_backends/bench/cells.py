@@ -200,7 +200,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Outcome":
-        """The reverse of `to_dict`.
+        """Returns the reverse of `to_dict`.
 
         Raises:
             TypeError: It is not the dict of an outcome.
@@ -224,7 +224,7 @@ def short(name: str) -> str:
 
 
 def as_ratio(value: float) -> str:
-    """A speedup as it is shown: two decimals, or two digits if it is small."""
+    """Returns a speedup as it is shown: two decimals, or two digits if it is small."""
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
@@ -250,7 +250,7 @@ class Run:
         return self.left_of(self.cells)
 
     def left_of(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those of some cells that were not measured yet."""
+        """Returns those of some cells that were not measured yet."""
         return [cell for cell in cells if cell not in self.outcomes]
 
     def seconds_for(self, cells: Sized) -> float:

@@ -75,7 +75,7 @@ class Comparison:
     contexts: list[str] = field(default_factory=list)
 
     def of(self, verdict: Verdict) -> list[Change]:
-        """The changes with a verdict."""
+        """Returns the changes with a verdict."""
         return [change for change in self.changes if change.verdict == verdict]
 
     @property

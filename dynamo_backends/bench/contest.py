@@ -54,7 +54,7 @@ class Contest:
 def contest(
     rows: Sequence[CandidateReport], chosen: str, seconds: Mapping[str, float], title: str = ""
 ) -> Contest:
-    """A contest.
+    """Returns a contest.
 
     Args:
         rows: The candidates.
@@ -78,7 +78,7 @@ def contest(
 
 
 def reason(row: CandidateReport, chosen: str) -> str:
-    """Why a candidate does not run the graph, or that it does."""
+    """Returns why a candidate does not run the graph, or that it does."""
     if row.reason:
         return row.reason
     runs = row.graph or row.name in chosen.split(", ")
@@ -93,7 +93,7 @@ def pays_off(row: CandidateReport, eager: CandidateReport | None) -> float | Non
 
 
 def calls_text(calls: float | None) -> str:
-    """A number of calls for people."""
+    """Returns a number of calls for people."""
     if calls is None:
         return "-"
     if math.isinf(calls):
@@ -128,7 +128,7 @@ def _shown(row: CandidateReport, eager: CandidateReport | None, chosen: str) -> 
 
 
 def number(value: float | None, text: Any = "{:.1f}".format, kind: str = "") -> Shown:
-    """A cell with a number; "-" if it is not known."""
+    """Returns a cell with a number; "-" if it is not known."""
     return ("-", "", kind) if value is None else (text(value), value, kind)
 
 
@@ -138,5 +138,5 @@ def short_number(value: float) -> str:
 
 
 def median_ms(seconds: Sequence[float]) -> float | None:
-    """The median in milliseconds; None of nothing."""
+    """Returns the median in milliseconds; None of nothing."""
     return statistics.median(seconds) * 1e3 if seconds else None

@@ -51,7 +51,7 @@ class _Section:
 
 
 def decisions_page(decisions: Sequence[Decision], command: str) -> str:
-    """The page of some decisions, the newest first.
+    """Returns the page of some decisions, the newest first.
 
     Args:
         decisions: In this order.
@@ -76,7 +76,7 @@ def decisions_page(decisions: Sequence[Decision], command: str) -> str:
 
 
 def headline(decisions: Sequence[Decision]) -> str:
-    """The result in one sentence."""
+    """Returns the result in one sentence."""
     if not decisions:
         return "Nothing has been decided yet."
     if len(decisions) == 1:

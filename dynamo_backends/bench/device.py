@@ -24,7 +24,7 @@ def require(device: str) -> None:
 
 
 def synchronizing(device: str) -> Callable[[], None] | None:
-    """What waits for a device; None if calls wait themselves."""
+    """Returns what waits for a device; None if calls wait themselves."""
     return torch.cuda.synchronize if device == "cuda" else None
 
 

@@ -15,7 +15,7 @@ _PACKAGES = ("torch", "numpy", "torchvision", "transformers", "timm")
 
 
 def environment() -> dict[str, Any]:
-    """What a measurement depends on: versions, processor, threads, devices."""
+    """Returns what a measurement depends on: versions, processor, threads, devices."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -53,7 +53,7 @@ class ErrorPanel:
 
 
 def error_panel(errors: Sequence[tuple[str, float, bool]]) -> ErrorPanel | None:
-    """A plot of errors; None if there are none.
+    """Returns a plot of errors; None if there are none.
 
     Args:
         errors: Name, error and whether the results are wrong, of each candidate. What ends in

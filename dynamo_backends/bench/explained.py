@@ -102,7 +102,7 @@ class _Rounds:
         self.rounds: dict[bool, list[list[float]]] = {False: [], True: []}
 
     def run(self, in_eager: bool) -> Any:
-        """One call with its graphs compiled or in eager."""
+        """Returns one call with its graphs compiled or in eager."""
         for switch in self._switches:
             switch.in_eager = in_eager
             switch.restart()
@@ -120,7 +120,7 @@ class _Rounds:
             self.rounds[in_eager].append(seconds)
 
     def of_graphs(self) -> tuple[Timed | None, ...]:
-        """What each graph took; None if it never ran."""
+        """Returns what each graph took; None if it never ran."""
         found: list[Timed | None] = []
         for i in range(len(self._switches)):
             eager, compiled = (tuple(r[i] for r in self.rounds[k]) for k in (True, False))
@@ -196,7 +196,7 @@ def _parts(compiled: Callable[[], Any], notes: list[str]) -> dict[str, float]:
 
 
 def gradients_too(call: Callable[[], Any], explainer: Explainer) -> Callable[[], Any]:
-    """A call whose results are differentiated, if they can be.
+    """Returns a call whose results are differentiated, if they can be.
 
     Args:
         call: Of the model.

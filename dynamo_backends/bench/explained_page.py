@@ -43,7 +43,7 @@ class _ReportView:
 
 
 def explained_page(explanation: Explanation, times: Times | None, command: str) -> str:
-    """The page of an explanation.
+    """Returns the page of an explanation.
 
     Args:
         explanation: What became of the model.
@@ -79,7 +79,7 @@ def explained_page(explanation: Explanation, times: Times | None, command: str) 
 
 
 def headline(explanation: Explanation, times: Times | None) -> str:
-    """The result in one sentence."""
+    """Returns the result in one sentence."""
     name, backend = explanation.function, explanation.backend
     if not explanation.graphs:
         return f"Nothing of {name} was captured: all of it runs in eager."

@@ -26,7 +26,7 @@ Row = list[Shown]
 
 
 def time_rows(explanation: Explanation, times: Times) -> list[Row]:
-    """The rows of the table, with the columns of `COLUMNS`."""
+    """Returns the rows of the table, with the columns of `COLUMNS`."""
     rows = [_row("a call", explanation.ops, times.call, explanation.seconds)]
     for i, graph in enumerate(explanation.graphs):
         timed = times.graphs[i] if i < len(times.graphs) else None

@@ -26,7 +26,7 @@ _NEEDS = {
 
 
 def is_export(name: str) -> bool:
-    """Whether a backend is one of these."""
+    """Returns whether a backend is one of these."""
     return name.startswith("export:")
 
 
@@ -45,7 +45,7 @@ def require(name: str) -> None:
 
 
 def exported(name: str, model: nn.Module, inputs: Inputs) -> Callable[[], Any]:
-    """A call of a model that was exported, with the structure of the model's own results.
+    """Returns a call of a model that was exported, with the structure of the model's own results.
 
     Args:
         name: One of `EXPORTS`.
@@ -66,12 +66,12 @@ def exported(name: str, model: nn.Module, inputs: Inputs) -> Callable[[], Any]:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """The tensors of nested outputs, in order."""
+    """Returns the tensors of nested outputs, in order."""
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Bare:
-    """The model exported by `torch.onnx.export`, in a session of its own."""
+    """Returns the model exported by `torch.onnx.export`, in a session of its own."""
     import onnxruntime
 
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -108,7 +108,7 @@ def bare_onnxruntime(model: nn.Module, inputs: Inputs) -> Bare:
 
 
 def bare_openvino(model: nn.Module, inputs: Inputs) -> Bare:
-    """The model converted by `openvino.convert_model`, compiled in float32."""
+    """Returns the model converted by `openvino.convert_model`, compiled in float32."""
     from dynamo_backends.openvino.vendor import native, openvino
 
     converted = openvino.convert_model(model, example_input=inputs)

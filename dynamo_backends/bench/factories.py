@@ -29,7 +29,7 @@ class Loaded:
 
 
 def from_file(path: Path, factory: str, batch: int) -> Loaded:
-    """What a function in a file makes.
+    """Returns what a function in a file makes.
 
     Args:
         path: The file.
@@ -43,7 +43,7 @@ def from_file(path: Path, factory: str, batch: int) -> Loaded:
 
 
 def named_in(path: Path, name: str) -> Any:
-    """A public name of a file.
+    """Returns a public name of a file.
 
     Raises:
         ModelError: There is no such file or name.
@@ -59,7 +59,7 @@ def named_in(path: Path, name: str) -> Any:
 
 
 def made_by(factory: Callable[..., Any], batch: int | None, name: str) -> Loaded:
-    """What a function makes, which may take the batch size as `batch`.
+    """Returns what a function makes, which may take the batch size as `batch`.
 
     Args:
         factory: Returns (model, args), (model, args, kwargs), or a module that has its example

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """A table.
+    """Returns a table.
 
     Args:
         head: Names of the columns.

@@ -93,7 +93,7 @@ def warm(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
 
 
 def outside(run: Runner) -> dict[str, Any]:
-    """What runs outside of graphs; a note if that cannot be said."""
+    """Returns what runs outside of graphs; a note if that cannot be said."""
     try:
         with coverage() as found:
             run()
@@ -118,7 +118,7 @@ def _precise(work: Work, expected: Any) -> tuple[Any, str]:
 
 
 def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> tuple[Runner, str]:
-    """The compiled model, called until it is compiled; and why nothing of it was, if so."""
+    """Returns the compiled model, called until it is compiled; and why nothing of it was, if so."""
     if cell.backend == EAGER:
         run = work.eager()
         run()
@@ -153,7 +153,7 @@ def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> tuple[R
 
 
 def why_uncompiled(reports: Sequence[GraphReport], graphs: int) -> str:
-    """Why no operator runs on the backend; empty: some do, or autotune has chosen eager.
+    """Returns why no operator runs on the backend; empty: some do, or autotune has chosen eager.
 
     Args:
         reports: Of all graphs, if the backend is of this package.

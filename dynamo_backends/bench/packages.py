@@ -7,7 +7,7 @@ from dynamo_backends.interface.errors import OptionError
 
 
 def import_psutil() -> Any:
-    """What knows of other processes; see `_imported`."""
+    """Returns what knows of other processes; see `_imported`."""
     return _imported("psutil", "bench needs psutil")
 
 
@@ -17,12 +17,12 @@ def import_stats() -> Any:
 
 
 def import_jinja2() -> Any:
-    """What fills in pages; see `_imported`."""
+    """Returns what fills in pages; see `_imported`."""
     return _imported("jinja2", "pages need jinja2")
 
 
 def _imported(name: str, need: str) -> Any:
-    """A module of such a package.
+    """Returns a module of such a package.
 
     Args:
         name: Of the module.

@@ -28,7 +28,7 @@ Shown = tuple[str, Any, str]
 
 
 def run_page(run: Run) -> str:
-    """The page of a run.
+    """Returns the page of a run.
 
     Raises:
         OptionError: jinja2 is not installed.
@@ -59,7 +59,7 @@ def run_page(run: Run) -> str:
 
 
 def comparison_page(found: Comparison) -> str:
-    """The page of a comparison.
+    """Returns the page of a comparison.
 
     Raises:
         OptionError: jinja2 is not installed.

@@ -52,19 +52,19 @@ def rates(run: Run) -> list[Rate]:
 
 
 def rates_text(run: Run) -> str:
-    """How many models pass, which fail and why, and which were not run."""
+    """Returns how many models pass, which fail and why, and which were not run."""
     return "\n".join([rates_table(run), failures_table(run), left_list(run)])
 
 
 def rates_table(run: Run) -> str:
-    """A line per backend: how many models pass, fail in which way, and were not run."""
+    """Returns a line per backend: how many models pass, fail in which way, and were not run."""
     head = ["backend", "pass", "pass rate", *_FAILURES, "eager fails", "not run",
             "operators in eager", "graph breaks"]  # fmt: skip
     return table(head, [_line(found) for found in rates(run)], words=1)
 
 
 def failures_table(run: Run) -> str:
-    """A line per model that a backend, or eager, fails; a sentence if there is none."""
+    """Returns a line per model that a backend, or eager, fails; a sentence if there is none."""
     rows = [
         [cell.model, f"`{short(cell.backend)}`", outcome.status, _as_cell(outcome.reason)]
         for cell, outcome in run.outcomes.items()
@@ -76,7 +76,7 @@ def failures_table(run: Run) -> str:
 
 
 def left_list(run: Run) -> str:
-    """The models that were not run, by backend; a sentence if all were."""
+    """Returns the models that were not run, by backend; a sentence if all were."""
     lines = [f"- {found.name}: {_left(found)}\n" for found in rates(run) if found.left]
     return "".join(["Not run:\n\n", *lines]) if lines else "Every model was run.\n"
 
@@ -111,7 +111,7 @@ def _line(found: Rate) -> list[str]:
 
 
 def _operators(outcomes: Sequence[Outcome]) -> str:
-    """Those left to eager, of all; "-" for backends that do not report them."""
+    """Returns those left to eager, of all; "-" for backends that do not report them."""
     known = [o for o in outcomes if o.ops_on_backend is not None]
     if not known:
         return "-"

@@ -56,7 +56,7 @@ def _device(facts: Mapping[str, Any]) -> Any:
 
 
 def backends_table(run: Run) -> str:
-    """A line per backend, in Markdown: pass rate, speedup, compile time, memory."""
+    """Returns a line per backend, in Markdown: pass rate, speedup, compile time, memory."""
     found = summaries(run)
     several = len({s.key[1:] for s in found}) > 1
     head = ["backend", *(["mode"] if several else []), *_HEADS]
@@ -67,7 +67,7 @@ def backends_table(run: Run) -> str:
 
 
 def models_table(run: Run) -> str:
-    """A line per model and a column per backend, in Markdown: speedup, or what is wrong."""
+    """Returns a line per model and a column per backend, in Markdown: speedup, or what is wrong."""
     backends = list(dict.fromkeys(cell.backend for cell in run.outcomes))
     chose = {cell.backend for cell, outcome in run.outcomes.items() if outcome.chosen}
     choosing = [backend for backend in backends if backend in chose]
@@ -104,7 +104,7 @@ def means_table(run: Run) -> str:
 
 
 def choices_text(run: Run) -> str:
-    """How often a backend that chooses chose which candidate."""
+    """Returns how often a backend that chooses chose which candidate."""
     return "\n\n".join(choices(run))
 
 
@@ -119,7 +119,7 @@ TABLES: Mapping[str, Callable[[Run], str]] = {
 
 
 def chart(run: Run) -> str:
-    """An SVG file: a dot for each model that a backend passes, its speedup over eager.
+    """Returns an SVG file: a dot for each model that a backend passes, its speedup over eager.
 
     A bar goes from the first to the third quartile of the models, a mark stands at the geometric
     mean.

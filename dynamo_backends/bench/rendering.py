@@ -10,7 +10,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **values: Any) -> str:
-    """A page.
+    """Returns a page.
 
     Args:
         template: Name of the template.

@@ -26,7 +26,7 @@ def write(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
-    """What a file holds.
+    """Returns what a file holds.
 
     Args:
         path: The file.
@@ -48,7 +48,7 @@ def read(path: Path, kind: str) -> dict[str, Any]:
 
 
 def damaged(path: Path, kind: str, error: Exception) -> ResultError:
-    """The error for a file that is something else.
+    """Returns the error for a file that is something else.
 
     Args:
         path: The file.

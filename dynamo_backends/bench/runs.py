@@ -22,7 +22,7 @@ _STYLE = {"pass": "green", "eager_two_runs_differ": "yellow", "eager_fail_to_run
 
 
 def context(how: How) -> dict[str, Any]:
-    """What the figures of a run depend on."""
+    """Returns what the figures of a run depend on."""
     facts = environment()
     if how.threads is not None:
         facts["torch_threads"] = how.threads
@@ -88,7 +88,7 @@ def _what(outcome: Outcome) -> str:
 
 
 def in_words(seconds: float) -> str:
-    """A duration such as "41 s" or "1 h 20 min"."""
+    """Returns a duration such as "41 s" or "1 h 20 min"."""
     if math.isnan(seconds):
         return "unknown time"
     if seconds < 100:

@@ -24,7 +24,7 @@ def p_of_pairs(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def p_of_groups(first: Sequence[float], second: Sequence[float]) -> float:
-    """Whether two samples come from one distribution: the two-sided Mann-Whitney test."""
+    """Returns whether two samples come from one distribution: the two-sided Mann-Whitney test."""
     return float(import_stats().mannwhitneyu(first, second).pvalue)
 
 

@@ -12,7 +12,7 @@ _PART = re.compile(r" (block|eager) \d+$")  # see `runtime.profiled`
 
 
 def why_slower(explanation: Explanation, times: Times) -> tuple[str, ...]:
-    """What makes calls slower than in eager, in sentences; none if they are not.
+    """Returns what makes calls slower than in eager, in sentences; none if they are not.
 
     Args:
         explanation: What became of the model.

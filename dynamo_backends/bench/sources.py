@@ -16,7 +16,7 @@ from dynamo_backends.interface.errors import ModelError, as_model_error, did_you
 
 
 def from_file(path: Path, name: str, batch: int | None) -> list[ModelCase]:
-    """The models of a file.
+    """Returns the models of a file.
 
     Args:
         path: The file.
@@ -75,7 +75,7 @@ NAMES = (*SUITES, *_LISTS)
 
 
 def cases(how: How, batch: int | None = None) -> Sequence[Case]:
-    """The models of a suite.
+    """Returns the models of a suite.
 
     Args:
         how: Which suite, and its path and scale.
@@ -98,7 +98,7 @@ def cases(how: How, batch: int | None = None) -> Sequence[Case]:
 
 
 def find(how: How, model: str, batch: int | None = None) -> Case:
-    """A model of a suite; see `cases`.
+    """Returns a model of a suite; see `cases`.
 
     Raises:
         ModelError: There is no such model.
@@ -107,12 +107,12 @@ def find(how: How, model: str, batch: int | None = None) -> Case:
 
 
 def has_mode(case: Case, mode: str) -> bool:
-    """Whether a model is measured in a mode; streams of requests are for one each."""
+    """Returns whether a model is measured in a mode; streams of requests are for one each."""
     return not isinstance(case, StreamCase) or case.mode == mode
 
 
 def named(known: Sequence[Case], names: Sequence[str]) -> list[Case]:
-    """The models of these names, in their order.
+    """Returns the models of these names, in their order.
 
     Raises:
         ModelError: There is no such model.

@@ -102,7 +102,7 @@ def _sample(
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """The geometric mean of positive numbers; NaN of none.
+    """Returns the geometric mean of positive numbers; NaN of none.
 
     Raises:
         ValueError: A value is not positive.

@@ -64,7 +64,7 @@ def difference(
 
 
 def widened(request: Sequence[Any]) -> tuple[Any, ...]:
-    """The inputs of a request in float64."""
+    """Returns the inputs of a request in float64."""
     found: tuple[Any, ...] = pytree.tree_map_only(Tensor, _widened, tuple(request))
     return found
 
@@ -74,14 +74,14 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def seconds(serve: Serve, request: Sequence[Any]) -> float:
-    """What an answer takes."""
+    """Returns what an answer takes."""
     start = time.perf_counter()
     serve(*request)
     return time.perf_counter() - start
 
 
 def percentile(latencies: Sequence[float], percent: int) -> float:
-    """The latency that so many percent of the answers do not exceed.
+    """Returns the latency that so many percent of the answers do not exceed.
 
     Args:
         latencies: At least one.
@@ -147,7 +147,7 @@ def warm(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
 
 
 def _begun(case: StreamCase, cell: Cell, how: How, tell: Tell) -> tuple[Stream, Serve]:
-    """The stream in the cell's dtype, and eager."""
+    """Returns the stream in the cell's dtype, and eager."""
     stream, dtype = case.make(), DTYPES[cell.dtype]
     stream.model.to(how.device, dtype)
     asked: list[Any] = [cast(request, how.device, dtype) for request in stream.requests]
@@ -225,7 +225,7 @@ def _wrong_in_float64(stream: Stream, cell: Cell) -> tuple[int, str]:
 
 
 def _wrong(stream: Stream, eager: Serve, served: Serve, cell: Cell) -> tuple[int, str]:
-    """How many answers are wrong, and what is wrong with the first of these."""
+    """Returns how many answers are wrong, and what is wrong with the first of these."""
     allowed = tolerance(cell.dtype, "training" if stream.trains else "inference")
     found = [difference(stream, eager, served, r, allowed) for r in stream.requests]
     first, *more = next(filter(None, found), "").split("; ")

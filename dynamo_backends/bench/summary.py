@@ -80,7 +80,7 @@ def in_words(kind: Sequence[str | int | None]) -> str:
 
 
 def summaries(run: Run) -> list[Summary]:
-    """Each backend's, those that pass most and then the fastest first within a kind."""
+    """Returns each backend's, those that pass most and then the fastest first within a kind."""
     groups: dict[Key, dict[Cell, Outcome]] = {}
     for cell, outcome in run.outcomes.items():
         key = cell.backend, cell.mode, cell.dtype, cell.batch
@@ -94,7 +94,7 @@ def summaries(run: Run) -> list[Summary]:
 
 
 def headline(run: Run) -> str:
-    """What the run says, in one sentence."""
+    """Returns what the run says, in one sentence."""
     found = [s for s in summaries(run) if s.key[0] != EAGER] or summaries(run)
     if not found:
         return "Nothing has been measured yet."

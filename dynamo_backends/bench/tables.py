@@ -30,7 +30,7 @@ class Column:
     text: Callable[[Value], str] = str
 
     def show(self, cell: Cell, outcome: Outcome) -> str:
-        """What stands in it; "-" if nothing is known."""
+        """Returns what stands in it; "-" if nothing is known."""
         value = self.value(cell, outcome)
         return "-" if value is None or value == "" else self.text(value)
 
@@ -52,7 +52,7 @@ def _median_ms(samples: tuple[float, ...]) -> float | None:
 
 
 def _of_speedup(name: str) -> Callable[[Cell, Outcome], Value]:
-    """A part of it; nothing where the backend does not pass."""
+    """Returns a part of it; nothing where the backend does not pass."""
 
     def value(cell: Cell, outcome: Outcome) -> Value:
         if outcome.speedup is None or not outcome.passed:
@@ -122,7 +122,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def summary_table(found: list[Summary]) -> Table:
-    """One line per backend and kind."""
+    """Returns one line per backend and kind."""
     several = len({s.key[1:] for s in found}) > 1
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("backend")
@@ -140,7 +140,7 @@ def summary_table(found: list[Summary]) -> Table:
 
 
 def summary_cells(s: Summary) -> list[str]:
-    """What the terminal and the page show of a summary."""
+    """Returns what the terminal and the page show of a summary."""
     return [
         f"{s.passed}/{s.of}",
         "-" if s.pass_rate is None else f"{s.pass_rate:.1%}",
@@ -159,7 +159,7 @@ def _shown(value: float | None, digits: int = 2) -> str:
 
 
 def print_summary(run: Run) -> Table:
-    """The table of a run for the terminal."""
+    """Returns the table of a run for the terminal."""
     table = summary_table(summaries(run))
     said = f"faster, slower: than eager, p < {LEVEL:g} for all models together"
     table.caption = "\n".join([said, *choices(run)])
@@ -171,7 +171,7 @@ _IF_DIFFERENT = ("mode", "dtype", "batch", "breaks", "ops in eager")
 
 
 def columns(run: Run) -> list[Column]:
-    """The columns that say something about a run."""
+    """Returns the columns that say something about a run."""
     found = []
     for column in COLUMNS:
         values = {column.value(cell, outcome) for cell, outcome in run.outcomes.items()}

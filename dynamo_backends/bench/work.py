@@ -65,7 +65,7 @@ Runner = Callable[[], Any]
 
 
 def tolerance(dtype: str, mode: Mode) -> float:
-    """How far results may be from eager's, absolute and relative."""
+    """Returns how far results may be from eager's, absolute and relative."""
     return _TOLERANCE[dtype, mode != "inference"]
 
 
@@ -101,13 +101,13 @@ class Work:
         return self._runner(self._model, backend)
 
     def precise(self) -> Any:
-        """The results in float64."""
+        """Returns the results in float64."""
         model = copy.deepcopy(self._model).double()
         inputs = cast(self._inputs, self._device, torch.float64)
         return results(self._runner(model, None, inputs), self.calls)
 
     def allowed(self, expected: Any) -> Any:
-        """What results may be as inexact as; None: as eager's.
+        """Returns what results may be as inexact as; None: as eager's.
 
         On NVIDIA GPUs these are eager's with each product in TF32 that torch's settings let be.
 
@@ -134,7 +134,7 @@ class Work:
 
 
 def results(run: Runner, calls: int) -> Any:
-    """What the last of some calls gives, in memory of its own."""
+    """Returns what the last of some calls gives, in memory of its own."""
     torch.manual_seed(0)
     for _ in range(calls):
         result = run()
@@ -180,12 +180,12 @@ def _steps(model: nn.Module, inputs: Inputs, backend: str | None) -> Runner:
 
 
 def timed(run: Runner) -> Runner:
-    """The part of a call that is timed: without what only the comparison needs."""
+    """Returns the part of a call that is timed: without what only the comparison needs."""
     return getattr(run, "timed", run)
 
 
 def loss(outputs: Any) -> Tensor:
-    """The model's own loss, or the sum of its outputs' mean squares."""
+    """Returns the model's own loss, or the sum of its outputs' mean squares."""
     if isinstance(outputs, Mapping) and isinstance(outputs.get("loss"), Tensor):
         found: Tensor = outputs["loss"]
         return found

@@ -22,7 +22,7 @@ def resolve(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
 ) -> str | CompilerFunction:
-    """What to give to Dynamo for a backend; equal arguments give the same object.
+    """Returns what to give to Dynamo for a backend; equal arguments give the same object.
 
     Args:
         backend: A name, a `Compiler` or a function.
@@ -50,7 +50,7 @@ def resolve(
 
 
 def refuses_eager(backend: Any) -> bool:
-    """Whether `fallback="error"` is set for a backend of this package.
+    """Returns whether `fallback="error"` is set for a backend of this package.
 
     Args:
         backend: As torch has it: a compiler object, or its wrapper with options around that.

@@ -36,7 +36,7 @@ class GraphBreak:
     count: int = 1
 
     def __str__(self) -> str:
-        """The reason and the line, and what can be done, in one or two sentences."""
+        """Returns the reason and the line, and what can be done, in one or two sentences."""
         where = f" at {self.source}" if self.source else ""
         # Some of Dynamo's reasons have what can be done in their explanation alone.
         hint = next(iter(self.hints), self.explanation.partition("Reason: ")[2])
@@ -118,7 +118,7 @@ def _refusal(backend: str, found: GraphBreak) -> FallbackRefusedError:
 
 
 def merge(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
-    """Each break once, counted, in the order of the first."""
+    """Returns each break once, counted, in the order of the first."""
     counted: dict[GraphBreak, int] = {}
     for each in breaks:
         counted[each] = counted.get(each, 0) + each.count

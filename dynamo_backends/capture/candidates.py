@@ -9,12 +9,12 @@ from dynamo_backends.interface.report import CandidateReport, GraphReport
 
 
 def candidates_table(report: GraphReport) -> Table:
-    """One line per candidate, with what became of it."""
+    """Returns one line per candidate, with what became of it."""
     return table_of(report.candidates, report.chosen)
 
 
 def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
-    """A table of candidates.
+    """Returns a table of candidates.
 
     Args:
         rows: The candidates.
@@ -43,7 +43,7 @@ def measured_text(measured: Mapping[str, float], between: str = ", ") -> str:
 
 
 def tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:
-    """Where the time of tuning went, in one line.
+    """Returns where the time of tuning went, in one line.
 
     Args:
         rows: The candidates.

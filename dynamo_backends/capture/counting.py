@@ -5,7 +5,7 @@ from dynamo_backends.tuning.counts import COUNTS
 
 
 def counters() -> dict[str, float]:
-    """What this process has compiled and run since it began. Takes a few microseconds.
+    """Returns what this process has compiled and run since it began. Takes a few microseconds.
 
     Returns:
         The counts of `interface.counters.Counters`, which only grow; "autotune_..." are those of

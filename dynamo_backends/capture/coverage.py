@@ -137,7 +137,7 @@ class Coverage:
         return Group(*_tables(self))
 
     def __str__(self) -> str:
-        """The same tables as text."""
+        """Returns the same tables as text."""
         text = io.StringIO()
         Console(file=text, width=100).print(self)
         return text.getvalue().rstrip()

@@ -161,7 +161,7 @@ class Explainer:
         self._seconds += time.perf_counter() - start
 
     def switches(self) -> list[Switched]:
-        """What runs each captured graph, in the order of `Explanation.graphs`.
+        """Returns what runs each captured graph, in the order of `Explanation.graphs`.
 
         Raises:
             RuntimeError: The Explainer is not `switched`, or not inside its `with` block.
@@ -172,7 +172,7 @@ class Explainer:
         return found
 
     def explanation(self) -> Explanation:
-        """What became of the calls so far."""
+        """Returns what became of the calls so far."""
         seen = self._observer
         graphs = tuple(self._graph(captured) for captured in seen.graphs)
         notes = list(self._notes)
@@ -220,7 +220,7 @@ class Explainer:
 
 
 def _runs_on_backend(report: GraphReport) -> bool:
-    """Whether anything of a graph does, or autotune has chosen for it."""
+    """Returns whether anything of a graph does, or autotune has chosen for it."""
     return bool(report.ops_on_backend or report.ops_on_inductor or report.chosen)
 
 

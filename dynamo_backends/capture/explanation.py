@@ -89,7 +89,7 @@ class Explanation:
         return Counter(r.chosen for r in self.reports if r.chosen).most_common()
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole explanation in types that JSON has."""
+        """Returns the whole explanation in types that JSON has."""
         return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     def save(self, path: str | Path) -> None:
@@ -102,13 +102,13 @@ class Explanation:
         Path(os.path.expanduser(path)).write_text(text, encoding="utf-8")
 
     def __rich__(self) -> "RenderableType":
-        """The report, for rich's `print`."""
+        """Returns the report, for rich's `print`."""
         from dynamo_backends.capture.render import render
 
         return render(self)
 
     def __str__(self) -> str:
-        """The report as plain text."""
+        """Returns the report as plain text."""
         from dynamo_backends.capture.render import to_text
 
         return to_text(self)

@@ -95,7 +95,7 @@ class FirstCallCheck:
             yield
 
     def _enter(self) -> Callable[[], None]:
-        """A hook of the decorator, before a call."""
+        """Returns a hook of the decorator, before a call."""
         if not private.compiles_now() or getattr(self._threads, "call", None) is not None:
             return _nothing
         private.retry_skipped(self._codes)  # which other functions may have in common with it

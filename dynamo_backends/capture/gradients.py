@@ -29,7 +29,7 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def _leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors without a history on which the outputs depend."""
+    """Returns the tensors without a history on which the outputs depend."""
     leaves: dict[int, Tensor] = {}
     open_nodes = [t.grad_fn for t in outputs]
     seen = set()

@@ -215,7 +215,7 @@ def _count_on_fakes(gm: fx.GraphModule) -> int:
 
 
 def _fresh(example: Any) -> Any:
-    """A fake tensor like it, which the graph may change."""
+    """Returns a fake tensor like it, which the graph may change."""
     if not isinstance(example, Tensor):
         return example
     made = torch.empty_strided(
@@ -229,5 +229,5 @@ def _fresh(example: Any) -> Any:
 
 
 def described(code: CodeType) -> str:
-    """A code object as "name (file:line)"."""
+    """Returns a code object as "name (file:line)"."""
     return f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"

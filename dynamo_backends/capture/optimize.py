@@ -72,7 +72,7 @@ class Optimize(Scope):
         return f"optimize({self.backend!r}{settings})"
 
     def __call__(self, fn: Any) -> Any:
-        """The function or module, captured whenever it is called."""
+        """Returns the function or module, captured whenever it is called."""
         if inspect.isgeneratorfunction(fn):
             return control.run_within(lambda: self, fn)
         return self._new_context()(fn)

@@ -88,7 +88,7 @@ def precompile(
 
 
 def resized(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tensor of another shape whose elements are those of the given one, repeated or cut.
+    """Returns a tensor of another shape whose elements are those of the given one, repeated or cut.
 
     Args:
         tensor: Gives dtype, device and contents; no dimension that grows is empty.

@@ -80,7 +80,7 @@ class Disable(Scope):
         return "disable()"
 
     def __call__(self, fn: Any) -> Any:
-        """The function, generator function or module, which always runs in eager."""
+        """Returns the function, generator function or module, which always runs in eager."""
         return control.disabled(fn, self._around)
 
     def _around(self, fn: Callable[..., Any]) -> Callable[..., Any]:

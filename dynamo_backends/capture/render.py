@@ -25,7 +25,7 @@ _TELLING = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "SHAPE_ENV"})  # about v
 
 
 def to_text(explanation: "Explanation") -> str:
-    """The report as plain text, without colours."""
+    """Returns the report as plain text, without colours."""
     console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, legacy_windows=False)
     console.print(render(explanation))
     file = console.file
@@ -34,7 +34,7 @@ def to_text(explanation: "Explanation") -> str:
 
 
 def render(explanation: "Explanation") -> RenderableType:
-    """The report for a terminal."""
+    """Returns the report for a terminal."""
     parts: list[RenderableType] = [_head(explanation)]
     for i, graph in enumerate(explanation.graphs, 1):
         parts += ["", *_graph(i, graph)]

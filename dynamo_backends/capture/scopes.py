@@ -96,7 +96,7 @@ def _run_backwards(functions: list[Callable[[], Any]]) -> None:
 
 
 def nothing_new() -> Callable[[], None]:
-    """A hook: until it is undone, this thread compiles nothing, whatever asks it to."""
+    """Returns a hook: until it is undone, this thread compiles nothing, whatever asks it to."""
     end = stance_per_thread(stance.stance)
     stance.thread.quiescent += 1
 

@@ -30,12 +30,12 @@ class Source:
     code: str = ""
 
     def __str__(self) -> str:
-        """The line as "file:line, code"."""
+        """Returns the line as "file:line, code"."""
         return f"{self.file}:{self.line}" + (f", {self.code}" if self.code else "")
 
 
 def line_of(file: str, line: int) -> Source:
-    """The line of a file."""
+    """Returns the line of a file."""
     return Source(file, line, linecache.getline(file, line).strip())
 
 
@@ -47,7 +47,7 @@ def start_of(code: CodeType) -> Source | None:
 
 
 def user_line(stack: Iterable[FrameSummary] | None) -> Source | None:
-    """The innermost line of a stack that is not in torch itself; None if there is none."""
+    """Returns the innermost line of a stack that is not in torch itself; None if there is none."""
     frames = [f for f in stack or () if not f.filename.startswith(_DYNAMO)]
     outside = [f for f in frames if not f.filename.startswith(_TORCH)]
     for frame in reversed(outside or frames):
@@ -56,7 +56,7 @@ def user_line(stack: Iterable[FrameSummary] | None) -> Source | None:
 
 
 def function_name(code: CodeType) -> str:
-    """The name of a function; of a rest of one, "f, from line 7"."""
+    """Returns the name of a function; of a rest of one, "f, from line 7"."""
     if code.co_filename.startswith(_DYNAMO):
         return "the call itself"
     resumed = _RESUMED.search(code.co_name)

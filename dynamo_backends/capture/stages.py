@@ -41,7 +41,7 @@ def normal_form(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> list[StageText]:
-    """The graph of a function after every stage, in order.
+    """Returns the graph of a function after every stage, in order.
 
     Gradients are treated as `fn(*args)` would treat them here: with `torch.no_grad()` the graphs
     are those of inference, in which parameters are frozen; else the forward graph is shown.

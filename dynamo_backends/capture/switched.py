@@ -99,7 +99,7 @@ def synchronize() -> None:
 
 
 def _copied(value: Any) -> Any:
-    """What a graph may write to; parameters it only reads."""
+    """Returns what a graph may write to; parameters it only reads."""
     if not isinstance(value, Tensor):
         return value
     return value.detach() if isinstance(value, nn.Parameter) else value.detach().clone()

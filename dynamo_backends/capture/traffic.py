@@ -11,7 +11,7 @@ _LISTED = 20
 
 
 def traffic_table(served: Iterable[Served]) -> Table:
-    """A row for each program and each reason for eager, the most used first.
+    """Returns a row for each program and each reason for eager, the most used first.
 
     Args:
         served: Of one graph.

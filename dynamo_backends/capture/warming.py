@@ -165,7 +165,7 @@ def _restore(tensor: Tensor, value: Tensor) -> None:
 
 
 def _modules(compiled: Any) -> list[nn.Module]:
-    """Those that a compiled function is, belongs to, or closes over."""
+    """Returns those that a compiled function is, belongs to, or closes over."""
     found = [compiled, getattr(compiled, "_orig_mod", None), getattr(compiled, "__self__", None)]
     function = getattr(compiled, "_torchdynamo_orig_callable", compiled)
     found += [getattr(function, "__self__", None)]

@@ -42,7 +42,7 @@ class Selection:
     batches: Sequence[int] = ()
 
     def of(self, known: Sequence[Case], begun: Sequence[Cell] = ()) -> list[Cell]:
-        """The cells that are asked for, in the order in which they are measured.
+        """Returns the cells that are asked for, in the order in which they are measured.
 
         Args:
             known: The models of the suite.
@@ -280,20 +280,20 @@ def absolute(name: str) -> str:
 
 
 def output_console(stderr: bool = False) -> Console:
-    """The terminal, or 120 columns elsewhere."""
+    """Returns the terminal, or 120 columns elsewhere."""
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(width=120, stderr=stderr)
 
 
 def natural(text: str) -> int:
-    """A number from 0, for argparse."""
+    """Returns a number from 0, for argparse."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number from 0, not {text!r}")
     return int(text)
 
 
 def path(text: str) -> Path:
-    """A file or folder, for argparse; "~" is the user's home."""
+    """Returns a file or folder, for argparse; "~" is the user's home."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"must be the name of a file or folder, not {text!r}")
     try:
@@ -303,21 +303,21 @@ def path(text: str) -> Path:
 
 
 def positive(text: str) -> int:
-    """A number from 1, for argparse."""
+    """Returns a number from 1, for argparse."""
     if not text.isdecimal() or not 1 <= (number := int(text)) < 2**31:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
     return number
 
 
 def positive_number(text: str) -> float:
-    """A finite number above 0, for argparse."""
+    """Returns a finite number above 0, for argparse."""
     if (number := share(text)) == 0:
         raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
     return number
 
 
 def share(text: str) -> float:
-    """A finite number from 0, for argparse."""
+    """Returns a finite number from 0, for argparse."""
     try:
         number = float(text)
     except ValueError:

@@ -99,7 +99,7 @@ def _autoload() -> Check:
 
 
 def _packages() -> list[Check]:
-    """The packages that backends need, and the one of the demo's models."""
+    """Returns the packages that backends need, and the one of the demo's models."""
     from dynamo_backends.interface.registry import get_backend, list_backends
 
     checks: dict[str, Check] = {}

@@ -92,7 +92,7 @@ GPU_BACKENDS: tuple[GpuBackend, ...] = (
 
 
 def look() -> Facts:
-    """The facts of this machine."""
+    """Returns the facts of this machine."""
     import torch
 
     visible = torch.cuda.is_available()
@@ -112,7 +112,7 @@ def lacks(backend: GpuBackend, facts: Facts) -> list[Lack]:
 
 
 def machine_lacks(facts: Facts) -> list[Lack]:
-    """What every backend lacks."""
+    """Returns what every backend lacks."""
     if facts.visible:
         return []
     found = []
@@ -134,7 +134,7 @@ def machine_lacks(facts: Facts) -> list[Lack]:
 
 
 def package_lacks(backend: GpuBackend) -> list[Lack]:
-    """What a backend lacks besides what every one does."""
+    """Returns what a backend lacks besides what every one does."""
     if not backend.modules:
         return []
     if any(map(is_there, backend.modules)):

@@ -21,7 +21,7 @@ _TOKENS = 32
 def _build_transformers(
     transformers: ModuleType, name: str, batch: int, small: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """A model with random weights, and keyword arguments for a call of it.
+    """Returns a model with random weights, and keyword arguments for a call of it.
 
     Args:
         transformers: The package.

@@ -45,7 +45,7 @@ def read(path: Path) -> Traffic:
 
 
 def arguments(loaded: Loaded, call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's own arguments, repeated or cut to the shapes of a call.
+    """Returns the model's own arguments, repeated or cut to the shapes of a call.
 
     Args:
         loaded: The model and the arguments of one call.

@@ -72,7 +72,7 @@ class Settings:
 
 
 def checks(settings: Settings) -> list[Check]:
-    """All that settings ask for, in the order of the groups.
+    """Returns all that settings ask for, in the order of the groups.
 
     Raises:
         OptionError: PyTorch's database of operators lacks a package; or nothing matches.
@@ -131,7 +131,7 @@ class Work:
         self.settings = settings
 
     def __call__(self, check: Check) -> Outcome:
-        """The outcome of a check."""
+        """Returns the outcome of a check."""
         torch.set_num_threads(self.settings.threads)
         start = time.perf_counter()
         outcome = run(check, self.settings)
@@ -139,7 +139,7 @@ class Work:
         return outcome
 
     def broke_down(self, check: Check, exit_code: int | str) -> Outcome:
-        """The outcome of a check during which the process ended, or was ended."""
+        """Returns the outcome of a check during which the process ended, or was ended."""
         outcome = of(check)
         if exit_code == TIMEOUT:
             outcome.seconds = self.settings.limit_s
@@ -162,7 +162,7 @@ def run(check: Check, settings: Settings) -> Outcome:
 
 
 def rule(check: Check) -> Rule:
-    """The function of a check that is one."""
+    """Returns the function of a check that is one."""
     if check.group == "models":
         return lambda subject: models.run(subject, check.name)
     return RULES[check.group][check.name]

@@ -30,7 +30,7 @@ def copy_inputs(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a nest, in order."""
+    """Returns the tensors of a nest, in order."""
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 

@@ -22,7 +22,7 @@ CALLS = 2
 
 
 def names(every: bool) -> list[str]:
-    """What there is to check, such as "transformers/gpt2, training".
+    """Returns what there is to check, such as "transformers/gpt2, training".
 
     Args:
         every: The models of `LARGE_SUITES`, too.

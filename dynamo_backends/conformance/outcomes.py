@@ -124,7 +124,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "Outcome":
-        """The reverse of `to_dict`.
+        """Returns the reverse of `to_dict`.
 
         Raises:
             TypeError: It is not the dict of an outcome.
@@ -136,12 +136,12 @@ class Outcome:
 
 
 def of(check: Check) -> Outcome:
-    """The outcome of a check of which nothing is known yet."""
+    """Returns the outcome of a check of which nothing is known yet."""
     return Outcome(check.name, check.dtype, group=check.group)
 
 
 def how_it_ended(exit_code: int) -> str:
-    """A process's end, in words."""
+    """Returns a process's end, in words."""
     if exit_code < 0:
         return f"the process died of {signal.Signals(-exit_code).name}"
     return f"the process ended with exit code {exit_code}"

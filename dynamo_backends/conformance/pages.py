@@ -22,7 +22,7 @@ _SILENT = "It does not say which operators it leaves to eager."
 
 
 def page(found: Mapping[str, Any], level: int = 1) -> str:
-    """The page of a run.
+    """Returns the page of a run.
 
     Args:
         found: See `runs.result`.
@@ -54,7 +54,7 @@ def page(found: Mapping[str, Any], level: int = 1) -> str:
 
 
 def headline(outcomes: Sequence[Outcome]) -> str:
-    """A run in a sentence."""
+    """Returns a run in a sentence."""
     tried = [o for o in outcomes if o.status not in UNTRIED]
     count = Counter(o.status for o in tried if o.failed)
     if not count:
@@ -64,7 +64,7 @@ def headline(outcomes: Sequence[Outcome]) -> str:
 
 
 def native_share(backend: str, outcomes: Sequence[Outcome]) -> str:
-    """Which part of the random graphs ran wholly on a backend; empty if there are none.
+    """Returns which part of the random graphs ran wholly on a backend; empty if there are none.
 
     Args:
         backend: Only this package's say what they leave to eager.
@@ -104,7 +104,7 @@ def _made_with(found: Mapping[str, Any]) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """A table of how many checks ended how, by group."""
+    """Returns a table of how many checks ended how, by group."""
     used = [s for s in STATUSES if any(o.status == s for o in outcomes) or s in FAILURES]
     rows = []
     for group in GROUPS:
@@ -138,7 +138,7 @@ def _slowest(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown."""
+    """Returns a table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
 

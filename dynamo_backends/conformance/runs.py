@@ -45,13 +45,13 @@ class Files:
 
     @classmethod
     def of(cls, backend: str, folder: Path) -> "Files":
-        """Those of a backend."""
+        """Returns those of a backend."""
         name = re.sub(r"[^\w.-]+", "_", short(backend))
         return cls(*(folder / f"{name}.{end}" for end in ("jsonl", "json", "md", "log")))
 
 
 def context(settings: Settings) -> dict[str, Any]:
-    """What outcomes depend on."""
+    """Returns what outcomes depend on."""
     return {
         **environment(),
         "torch_threads": settings.threads,

@@ -45,12 +45,12 @@ class UntriedError(Exception):
 
 
 def reports_itself(name: str) -> bool:
-    """Whether a backend says what it leaves to eager: this package's do."""
+    """Returns whether a backend says what it leaves to eager: this package's do."""
     return name in list_backends()
 
 
 def compiler_of(name: str, **options: Any) -> Any:
-    """What `torch.compile(backend=...)` takes.
+    """Returns what `torch.compile(backend=...)` takes.
 
     Args:
         name: See `bench.backends.require`.
@@ -122,7 +122,7 @@ class Subject:
         ensure(found == wanted, f"outputs share memory with {found} instead of {wanted}")
 
     def why_not_whole(self) -> Counter[str]:
-        """What ran in eager, as far as the backend says."""
+        """Returns what ran in eager, as far as the backend says."""
         found: Counter[str] = Counter()
         for report in self.reports:
             for fallback in report.fallbacks:
@@ -132,7 +132,7 @@ class Subject:
 
 
 def reference(function: Function, inputs: Sequence[Any], expected: Any) -> Any:
-    """The results in float64; eager's own where they are that precise already."""
+    """Returns the results in float64; eager's own where they are that precise already."""
     if any(t.dtype in (torch.float64, torch.complex128) for t in tensors(expected)):
         return expected
     torch.manual_seed(SEED)
@@ -140,7 +140,7 @@ def reference(function: Function, inputs: Sequence[Any], expected: Any) -> Any:
 
 
 def gradients(model: Function, owner: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
-    """The parameters' gradients of the model's loss, see `bench.work.loss`, by name.
+    """Returns the parameters' gradients of the model's loss, see `bench.work.loss`, by name.
 
     Args:
         model: The module, or what it was compiled to.
@@ -153,5 +153,5 @@ def gradients(model: Function, owner: nn.Module, inputs: Inputs) -> dict[str, Te
 
 
 def twin(module: nn.Module) -> nn.Module:
-    """A copy in float64."""
+    """Returns a copy in float64."""
     return copy.deepcopy(module).double()

@@ -82,7 +82,7 @@ class BackendConformance:
             pytest.fail(f"it passes; take it out of known_failures ({reason})", pytrace=False)
 
     def _settings(self, config: pytest.Config | None) -> Settings:
-        """The class's, changed by pytest's options if these are given."""
+        """Returns the class's, changed by pytest's options if these are given."""
         if not self.backend:
             raise OptionError(f"{type(self).__name__} needs a backend: backend = 'its name'.")
         settings = Settings(
@@ -128,7 +128,7 @@ class Line:
         self._worker: Worker | None = None
 
     def run(self, check: Check) -> Outcome:
-        """The outcome of a check."""
+        """Returns the outcome of a check."""
         if self._worker is not None and self._worker.done >= _LIFETIME:
             self.end()
         worker = self._worker = self._worker or Worker(self._work)

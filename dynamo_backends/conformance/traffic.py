@@ -18,7 +18,7 @@ RECOMPILATIONS = 64
 
 
 def halves(x: Tensor) -> Tensor:
-    """The sum of two halves of each row."""
+    """Returns the sum of two halves of each row."""
     return x.view(x.shape[0], 2, -1).relu().sum(1)
 
 

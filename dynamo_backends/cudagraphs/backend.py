@@ -115,7 +115,7 @@ WRAPPED: Mapping[str, str] = {"nvfuser_cudagraphs": "nvfuser"}
 
 
 def make(name: str, inner: str) -> Backend:
-    """A backend that launches the programs of another one as CUDA graphs.
+    """Returns a backend that launches the programs of another one as CUDA graphs.
 
     Args:
         name: Its own.

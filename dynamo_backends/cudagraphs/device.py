@@ -26,15 +26,15 @@ class Cuda:
         self._outside: dict[tuple[int, int], Any] = {}
 
     def why_not(self) -> str | None:
-        """Why nothing can be captured here; None if it can."""
+        """Returns why nothing can be captured here; None if it can."""
         return why_no_cuda()
 
     def is_capturing(self) -> bool:
-        """Whether somebody is recording the current stream."""
+        """Returns whether somebody is recording the current stream."""
         return torch.cuda.is_current_stream_capturing()
 
     def current_stream(self, index: int) -> Any:
-        """The stream on which the calling thread launches work on a device."""
+        """Returns the stream on which the calling thread launches work on a device."""
         return torch.cuda.current_stream(index)
 
     def side_stream(self, index: int) -> Any:
@@ -63,11 +63,11 @@ class Cuda:
         self._outside[key].wait_stream(torch.cuda.current_stream(index))
 
     def new_pool(self) -> Any:
-        """A memory pool that graphs can share."""
+        """Returns a memory pool that graphs can share."""
         return torch.cuda.graph_pool_handle()
 
     def keep_pool(self, pool: Any, index: int) -> Any:
-        """What keeps a pool alive: an empty graph.
+        """Returns what keeps a pool alive: an empty graph.
 
         torch gives a pool up with the last graph in it, and records into none that it has given up.
 
@@ -81,7 +81,7 @@ class Cuda:
         return graph
 
     def new_graph(self) -> Any:
-        """An empty graph; has `replay()`."""
+        """Returns an empty graph; has `replay()`."""
         return torch.cuda.CUDAGraph()
 
     def keep_for(self, tensor: torch.Tensor, stream: Any) -> None:
@@ -125,7 +125,7 @@ _driver: Any = Cuda()
 
 
 def driver() -> Any:
-    """What stands for CUDA."""
+    """Returns what stands for CUDA."""
     return _driver
 
 
@@ -178,5 +178,5 @@ def _order(_: Any, index: int) -> Order:
 
 
 def order_of(index: int) -> Order:
-    """The order of a device's graphs."""
+    """Returns the order of a device's graphs."""
     return _order(driver(), index)

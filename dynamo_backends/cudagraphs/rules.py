@@ -39,7 +39,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def why_not(node: fx.Node) -> str | None:
-    """Why a call cannot be recorded; None if it can."""
+    """Returns why a call cannot be recorded; None if it can."""
     if not isinstance(node.target, OpOverload):
         return "it is not an ATen operator"
     for rule in _RULES:

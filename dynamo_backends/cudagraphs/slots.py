@@ -36,7 +36,7 @@ class Place:
         self._core_shape, self._core_strides = tuple(core.shape), tuple(core.stride())
 
     def core(self, tensor: Tensor) -> Tensor:
-        """A view of such a tensor in which every element of memory occurs once."""
+        """Returns a view of such a tensor in which every element of memory occurs once."""
         return tensor[self._once] if self._is_expanded else tensor
 
     def make(self, like: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Place:
         )
 
     def with_core(self, core: Tensor) -> Tensor:
-        """The tensor whose core is given."""
+        """Returns the tensor whose core is given."""
         return core.expand(self.shape) if self._is_expanded else core
 
 
@@ -119,7 +119,7 @@ class Results:
         self._cores = [p.core(x) for p, x in zip(self._places, tensors, strict=True)]
 
     def copy(self) -> list[object]:
-        """What the last launch has computed, copied."""
+        """Returns what the last launch has computed, copied."""
         results = list(self._outputs)
         if self._cores:
             copies = [p.make(c) for p, c in zip(self._places, self._cores, strict=True)]

@@ -27,7 +27,7 @@ _INSTALL = "apt-get install g++ (or set the variable CXX to a compiler that is t
 
 
 def _cxx() -> str:
-    """The compiler that Inductor looks for (`torch._inductor.config.cpp.cxx`)."""
+    """Returns the compiler that Inductor looks for (`torch._inductor.config.cpp.cxx`)."""
     usual = {"darwin": "clang++", "win32": "cl"}
     return os.environ.get("CXX", usual.get(sys.platform, "g++"))
 

@@ -88,12 +88,12 @@ def make_weights_dense(graph: fx.Graph) -> None:
 
 
 def _gains(node: fx.Node) -> bool:
-    """Whether a call is faster channels last."""
+    """Returns whether a call is faster channels last."""
     return node.target in _FASTER and is_image_on_cpu(node.all_input_nodes[0].meta["val"])
 
 
 def _depends_on_order(node: fx.Node) -> bool:
-    """Whether a call gives something else where its arguments have other strides."""
+    """Returns whether a call gives something else where its arguments have other strides."""
     if not isinstance(node.target, private.OpOverload):
         return False  # items of tuples
     foreign = node.target.namespace not in _NAMESPACES
@@ -138,7 +138,7 @@ class _Layouts:
         return self._converted[node]
 
     def traced(self, node: fx.Node) -> fx.Node:
-        """A tensor with the strides that it was traced with."""
+        """Returns a tensor with the strides that it was traced with."""
         if node not in self._traced:
             return node
         strides = self._traced[node].stride()

@@ -60,7 +60,7 @@ def widen_narrow_integers(graph: fx.Graph) -> None:
 def narrow_integer_rules(
     table: dict[Any, Callable[..., Any]],
 ) -> dict[Any, Callable[..., Any]]:
-    """The same as rules for tracing.
+    """Returns the same as rules for tracing.
 
     Args:
         table: Rules for other dtypes, by the operator.

@@ -67,7 +67,7 @@ class RangedRun:
 
 
 def symbols_of(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
-    """The symbols of the inputs' sizes and strides, and their values in this call.
+    """Returns the symbols of the inputs' sizes and strides, and their values in this call.
 
     Args:
         places: Placeholders of a graph for concrete shapes that came from symbolic ones.
@@ -91,7 +91,7 @@ def symbols_of(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
 
 
 def _numbers(place: fx.Node) -> list[int]:
-    """All that may vary of an input: itself, or the sizes and strides of its tensor."""
+    """Returns all that may vary of an input: itself, or the sizes and strides of its tensor."""
     value = place.meta["val"]
     numbers = (*sizes_of(place), *strides_of(place)) if isinstance(value, Tensor) else (value,)
     known = [number for number in numbers if isinstance(number, int)]

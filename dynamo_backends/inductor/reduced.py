@@ -115,7 +115,7 @@ def _multiply_attention(graph: fx.Graph) -> bool:
 
 
 def _is_divisible(node: fx.Node) -> bool:
-    """Whether an attention reads something in float32, and gives only what inference needs.
+    """Returns whether an attention reads something in float32, and gives only what inference needs.
 
     In causal attention the kernel saves half of the work, and products do not.
     """
@@ -188,7 +188,7 @@ class _Types:
             self._reduced.add(node)
 
     def _carries(self, node: fx.Node) -> bool:
-        """Whether a call is to compute in bfloat16 because all that it reads is."""
+        """Returns whether a call is to compute in bfloat16 because all that it reads is."""
         if node.target not in _CARRIERS:
             return False
         floats = [

@@ -123,12 +123,12 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, 
 
 
 def _shares_memory(graph: fx.Graph) -> bool:
-    """Whether an output is an input, a constant or a view of one."""
+    """Returns whether an output is an input, a constant or a view of one."""
     return any(root(x).op != "call_function" for x in graph.output_node().all_input_nodes)
 
 
 def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:
-    """A module whose graph reads weights from its buffers instead of inputs.
+    """Returns a module whose graph reads weights from its buffers instead of inputs.
 
     Args:
         graph: The graph.

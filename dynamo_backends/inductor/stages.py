@@ -82,7 +82,7 @@ def _is_product(node: fx.Node) -> bool:
 
 
 def _divide(module: fx.GraphModule, early: frozenset[str]) -> tuple[Stage, fx.GraphModule]:
-    """The stage up to a cut, and the graph of what follows."""
+    """Returns the stage up to a cut, and the graph of what follows."""
     graph = module.graph
     calls = [node for node in graph.nodes if node.op == "call_function"]
     late = {node for node in calls if node.name not in early}
@@ -120,7 +120,7 @@ def _compute_when_needed(graph: fx.Graph, names: frozenset[str]) -> None:
 
 
 def _stage(module: fx.GraphModule, names: Iterable[str]) -> Stage:
-    """A graph that returns calls with certain names, and computes nothing else."""
+    """Returns a graph that returns calls with certain names, and computes nothing else."""
     graph = module.graph
     calls = {node.name: node for node in graph.nodes if node.op == "call_function"}
     makes = tuple(name for name in dict.fromkeys(names) if name in calls)

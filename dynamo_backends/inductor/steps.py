@@ -28,7 +28,7 @@ from dynamo_backends.runtime.atomic import give_up, signals_held
 
 
 def step_backend() -> StepBackend:
-    """How Inductor compiles steps."""
+    """Returns how Inductor compiles steps."""
     # A loop on a GPU cannot read a tensor of the host.
     return StepBackend("inductor", decompositions(), InductorStep, numbers_with_tensors=True)
 
@@ -140,7 +140,7 @@ class Chain:
         self.made = [values[name] for name in returned]
 
     def __call__(self, inputs: list[Tensor]) -> list[Tensor]:
-        """The outputs; the list of inputs becomes empty."""
+        """Returns the outputs; the list of inputs becomes empty."""
         values: list[Any] = [*inputs, *[None] * (self._size - len(inputs))]
         inputs.clear()
         for link in self.links:

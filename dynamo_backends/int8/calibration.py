@@ -81,11 +81,11 @@ class Calibration:
         return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
-        """How many batches there are, and of what contents."""
+        """Returns how many batches there are, and of what contents."""
         return f"Calibration({len(self.batches)} batches, {self.digest})"
 
     def __eq__(self, other: object) -> bool:
-        """Whether the contents are the same."""
+        """Returns whether the contents are the same."""
         return isinstance(other, Calibration) and self.digest == other.digest
 
     def __hash__(self) -> int:
@@ -162,7 +162,7 @@ class Arguments:
         return key if key and name == self.keywords else None
 
     def named(self, batch: Sequence[Any]) -> dict[str | int, Any]:
-        """A batch in the order of the arguments, by names and positions."""
+        """Returns a batch in the order of the arguments, by names and positions."""
         return {**dict(enumerate(batch)), **dict(zip(self.names, batch, strict=False))}
 
 
@@ -182,7 +182,7 @@ def _inputs(
     values: Sequence[Any],
     arguments: "Arguments",
 ) -> dict[int, Tensor] | None:
-    """A batch by the positions of a graph's inputs; None: it is of other sizes."""
+    """Returns a batch by the positions of a graph's inputs; None: it is of other sizes."""
     named: Mapping[Any, Any] = batch if isinstance(batch, Mapping) else arguments.named(batch)
     found = {}
     for i, place in places.items():

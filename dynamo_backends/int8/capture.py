@@ -49,7 +49,7 @@ def proving(
 def placed(
     options: Int8Options, captured: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> list[Batch]:
-    """The batches as inputs of a graph (see `Calibration.placed`)."""
+    """Returns the batches as inputs of a graph (see `Calibration.placed`)."""
     assert options.calibration is not None
     static = private.captured_static_inputs(captured)
     if any(not isinstance(x, Tensor) for x in example_inputs):

@@ -18,7 +18,7 @@ from dynamo_backends.runtime.results import Results
 
 
 def left_in_float(part: float, products: int) -> int:
-    """How many of a block's products stay in float32: at most all but one.
+    """Returns how many of a block's products stay in float32: at most all but one.
 
     Args:
         part: See `QuantizedExecutable.prepare`.
@@ -88,7 +88,7 @@ class QuantizedExecutable(Executable):
         return self._results(self.graph.module(*self._merge(weights, activations)))
 
     def prepared(self, weights: Sequence[Tensor], in_float: float) -> tuple[Bound, Recording]:
-        """What `prepare` makes of what was recorded last."""
+        """Returns what `prepare` makes of what was recorded last."""
         with self._lock, disable_current_modes():
             if self._recording is None:
                 raise CompileError("a block in int8 was called before it was calibrated")
@@ -128,7 +128,7 @@ class _Quantized:
         return bound(activations)
 
     def _may_use(self, program: _Program, proof: Proof | None) -> bool:
-        """Whether this thread, which may be making a proof, is to use what is quantized."""
+        """Returns whether this thread, which may be making a proof, is to use what is quantized."""
         if STATE.recording is not None or not self._executable.is_recent(program.recording):
             return False
         if proof is not None and proof.in_float != program.proof.in_float:

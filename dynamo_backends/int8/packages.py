@@ -27,7 +27,7 @@ def require(packages: Mapping[str, str], backend: str) -> None:
 
 
 def saturates() -> bool:
-    """Whether sums of two products of 8-bit integers saturate in 16 bits here.
+    """Returns whether sums of two products of 8-bit integers saturate in 16 bits here.
 
     Processors of the x86 family do that without VNNI (`vpmaddubsw`), so weights may have 7 bits
     there. Where the system does not name instruction sets, that is assumed.

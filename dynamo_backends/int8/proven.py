@@ -104,7 +104,7 @@ class ProvenGraph:
             return self._leave(wrong, args) if wrong else self._compare(*args)
 
     def _compare(self, *args: Any) -> Any:
-        """A call that is compared with eager itself."""
+        """Returns a call that is compared with eager itself."""
         if self._verify == "off":
             self._instead = None
             return self._compiled(*args)

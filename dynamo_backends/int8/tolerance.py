@@ -41,7 +41,7 @@ class Tolerance:
 
     @classmethod
     def parse(cls, given: Any, backend: str) -> "Tolerance":
-        """A tolerance as a user writes it.
+        """Returns a tolerance as a user writes it.
 
         Args:
             given: A mapping, or a tolerance.
@@ -102,7 +102,7 @@ def _check(measure: Any, bound: Any, backend: str) -> None:
 
 
 def name_of(measure: str | Metric) -> str:
-    """What a measure is called in reports."""
+    """Returns what a measure is called in reports."""
     if isinstance(measure, str):
         return measure
     return str(getattr(measure, "__name__", type(measure).__name__))
@@ -243,7 +243,7 @@ class Scores:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """One row of numbers for each sample; what has no samples is one row."""
+    """Returns one row of numbers for each sample; what has no samples is one row."""
     wide = torch.view_as_real(tensor).double() if tensor.is_complex() else tensor.double()
     return wide.reshape(1, -1) if tensor.ndim < 2 else wide.reshape(len(wide), -1)
 

@@ -9,7 +9,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 def availability_of(backend: Backend) -> Availability:
-    """Whether a backend can run here; one that fails to tell cannot."""
+    """Returns whether a backend can run here; one that fails to tell cannot."""
     try:
         return backend.availability()
     except Exception as error:

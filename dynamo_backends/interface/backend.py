@@ -94,7 +94,7 @@ class Parts(Protocol):
     """Where the parts of compiled blocks are kept (see `Executable.dump`)."""
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
-        """The parts stored under a key; None if there are none."""
+        """Returns the parts stored under a key; None if there are none."""
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> object:
         """Stores parts under a key."""
@@ -195,10 +195,10 @@ class Backend(ABC):
 
     @abstractmethod
     def availability(self) -> Availability:
-        """Whether it can run here; if not, why and what fixes it. Must not raise."""
+        """Returns whether it can run here; if not, why and what fixes it. Must not raise."""
 
     def supports(self, node: "fx.Node", options: Any) -> Support:
-        """Whether one ATen call (`node.op == "call_function"`, `meta["val"]` set) is taken.
+        """Returns whether one ATen call (`node.op == "call_function"`, `meta["val"]` set) is taken.
 
         A backend that decides about whole graphs has `plan` instead.
         """
@@ -228,7 +228,7 @@ class Backend(ABC):
         """
 
     def lacks(self) -> Availability | None:
-        """A "no" that names the missing ones of `packages`; None: none is missing."""
+        """Returns a "no" that names the missing ones of `packages`; None: none is missing."""
         from dynamo_backends.interface.packages import missing
 
         reason = missing(self.packages)

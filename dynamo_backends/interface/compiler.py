@@ -46,7 +46,7 @@ class Compiler:
         return _compiler_of, (self.name, self._given)
 
     def options(self, given: Mapping[str, Any] | None = None) -> Options:
-        """The validated options, those given to `torch.compile` taking precedence."""
+        """Returns the validated options, those given to `torch.compile` taking precedence."""
         backend = get_backend(self.name)
         return backend.Options.parse({**self._given, **(given or {})}, self.name)
 

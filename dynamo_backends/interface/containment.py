@@ -39,7 +39,7 @@ _OURS = (LoweringError, CompileError, ForkedProcessError)  # what a vendor canno
 
 
 def checks_enabled() -> bool:
-    """Whether the package watches itself: `DYNAMO_BACKENDS_CHECK` is set and not 0.
+    """Returns whether the package watches itself: `DYNAMO_BACKENDS_CHECK` is set and not 0.
 
     Graphs are checked after every pass then, and unforeseen errors are raised.
     """
@@ -47,7 +47,7 @@ def checks_enabled() -> bool:
 
 
 def is_for_others(error: BaseException) -> bool:
-    """Whether an error is meant for the user or for Dynamo, or for tests to see."""
+    """Returns whether an error is meant for the user or for Dynamo, or for tests to see."""
     if isinstance(error, private.dynamo_control_flow()) or checks_enabled():
         return True
     return isinstance(error, DynamoBackendsError) and not isinstance(error, _OURS)

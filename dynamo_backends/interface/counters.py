@@ -19,7 +19,7 @@ class Counted:
                 setattr(self, name, getattr(self, name) + value)
 
     def named(self, prefix: str = "") -> dict[str, float]:
-        """All counts, by names with a prefix."""
+        """Returns all counts, by names with a prefix."""
         return {prefix + name: value for name, value in vars(self).items()}
 
 
@@ -68,5 +68,5 @@ def keep_count_of(executable: Any) -> None:
 
 
 def kept() -> int:
-    """How many executables are kept in memory."""
+    """Returns how many executables are kept in memory."""
     return len(_kept)

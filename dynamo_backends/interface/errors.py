@@ -179,19 +179,19 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
 
 
 def brief_error(error: BaseException) -> str:
-    """An exception in one line; for Dynamo's "backend failed", what the backend raised."""
+    """Returns an exception in one line; for Dynamo's "backend failed", what the backend raised."""
     inner = getattr(error, "inner_exception", None) or error
     notes = "".join(f", {note}" for note in getattr(inner, "__notes__", ()))
     return f"{type(inner).__name__}: {' '.join(_lines(inner)[:2])}{notes}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says; its class if it says nothing."""
+    """Returns the first line of what an exception says; its class if it says nothing."""
     return lines_of(error)[0][:200]
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """What an exception says, without empty lines; its class if that is nothing."""
+    """Returns what an exception says, without empty lines; its class if that is nothing."""
     return _lines(error) or [type(error).__name__]
 
 
@@ -200,7 +200,7 @@ def _lines(error: BaseException) -> list[str]:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, without the contents of tensors in it.
+    """Returns what an exception says, without the contents of tensors in it.
 
     `KeyError(parameter)`, for one, is all of the parameter's values.
     """

@@ -116,7 +116,7 @@ def resolve(name: str) -> str | None:
 
 
 def explain(old: OldName) -> str:
-    """What became of a name, as a message for somebody who has asked for it."""
+    """Returns what became of a name, as a message for somebody who has asked for it."""
     if old.owner == "nobody":
         return f"there is no backend {old.name!r} any more: {old.why}."
     if old.owner == "torch":

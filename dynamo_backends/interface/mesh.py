@@ -48,7 +48,7 @@ class Mesh:
         return math.prod(n for n, d in zip(self.sizes, placement, strict=True) if d == dim)
 
     def shard_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
-        """What of a tensor one device has; each dimension that is split divides."""
+        """Returns what of a tensor one device has; each dimension that is split divides."""
         return tuple(n // self.parts(placement, d) for d, n in enumerate(shape))
 
     def whole_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class Mesh:
         return tuple(n * self.parts(placement, d) for d, n in enumerate(shape))
 
     def fits(self, placement: Placement, shape: Sequence[int]) -> bool:
-        """Whether a tensor has the dimensions that are split, and each divides."""
+        """Returns whether a tensor has the dimensions that are split, and each divides."""
         dims = len(shape)
         named = all(d is None or -dims <= d < dims for d in placement)
         return named and not any(n % self.parts(placement, d) for d, n in enumerate(shape))

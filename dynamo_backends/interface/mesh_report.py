@@ -56,7 +56,7 @@ class MeshReport:
     output_bytes: int
 
     def __str__(self) -> str:
-        """A line for each parameter and each kind of collective."""
+        """Returns a line for each parameter and each kind of collective."""
         lines = [f"on a mesh ({self.mesh}); on each device:"]
         held = self.argument_bytes, self.temporary_bytes, self.output_bytes
         arguments, temporaries, outputs = map(size_text, held)
@@ -74,7 +74,7 @@ class MeshReport:
 
 
 def size_text(count: int) -> str:
-    """A number of bytes for people: "512 B", "1.5 KiB"."""
+    """Returns a number of bytes for people: "512 B", "1.5 KiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -219,7 +219,7 @@ def _matches(value: Any, hint: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether no number in a value is infinite or NaN."""
+    """Returns whether no number in a value is infinite or NaN."""
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
     if isinstance(value, tuple | list):
@@ -234,7 +234,7 @@ def _elements_match(value: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
 
 
 def _allowed(hint: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, also inside of a union; empty for other types."""
+    """Returns the values of a `Literal`, also inside of a union; empty for other types."""
     if typing.get_origin(hint) is Literal:
         return typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

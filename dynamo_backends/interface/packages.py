@@ -12,7 +12,7 @@ _FOLDER = re.compile(r"([^-]+)(-.*)?\.(dist|egg)-info")
 
 
 def is_there(module: str) -> bool:
-    """Whether a module is installed."""
+    """Returns whether a module is installed."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # the package around it is not there, or it has no spec
@@ -20,7 +20,7 @@ def is_there(module: str) -> bool:
 
 
 def missing(packages: Mapping[str, str]) -> str:
-    """Which packages are not installed, as a sentence; empty if all are.
+    """Returns which packages are not installed, as a sentence; empty if all are.
 
     Args:
         packages: Modules, each with the package that has it.
@@ -31,7 +31,7 @@ def missing(packages: Mapping[str, str]) -> str:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """The named packages that are installed, with their versions.
+    """Returns the named packages that are installed, with their versions.
 
     Args:
         names: As on the index; "nvfuser-*" stands for all packages whose names begin so.

@@ -65,7 +65,7 @@ def plan_each(graph: "Graph", answer: Callable[[fx.Node], "Support"], who: str) 
 
 
 def why_unanswered(error: Exception, who: str) -> str:
-    """Why calls are left to eager: asking a backend about them failed.
+    """Returns why calls are left to eager: asking a backend about them failed.
 
     Args:
         error: What it raised.

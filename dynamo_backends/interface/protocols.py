@@ -100,7 +100,7 @@ class SpansMesh(Protocol):
         """
 
     def single_process_options(self, options: Any) -> Any:
-        """The options for what this process compiles or runs without the others of its job.
+        """Returns the options for what this process compiles or runs without the others of its job.
 
         Args:
             options: An instance of `Backend.Options`.
@@ -112,7 +112,7 @@ class OwnsDevice(Protocol):
     """Tensors may live on devices of its own, which torch does not know."""
 
     def options_for_device(self, options: Any, device: str) -> Any:
-        """The options for a graph some of whose inputs live on such a device.
+        """Returns the options for a graph some of whose inputs live on such a device.
 
         For other backends the contents come to the host.
 
@@ -122,7 +122,7 @@ class OwnsDevice(Protocol):
         """
 
     def resident_device(self, options: Any) -> str | None:
-        """The device on which results stay; None: they are ordinary tensors of torch's."""
+        """Returns the device on which results stay; None: they are ordinary tensors of torch's."""
 
 
 @runtime_checkable
@@ -130,7 +130,7 @@ class PadsShapes(Protocol):
     """Its executables take inputs that are smaller than they were compiled for."""
 
     def buckets(self, options: Any) -> Buckets | None:
-        """How sizes are rounded up where `compile` takes graphs whose sizes are bounds.
+        """Returns how sizes are rounded up where `compile` takes graphs whose sizes are bounds.
 
         Such a graph's sizes know where they come from (see `graph.sizes`). Its executable takes
         inputs of all sizes up to the bounds, or `compile` raises `NotPaddedError`.

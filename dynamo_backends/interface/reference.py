@@ -23,5 +23,5 @@ def computing_reference() -> Iterator[None]:
 
 
 def is_reference() -> bool:
-    """Whether the calling thread computes what compiled code is compared with."""
+    """Returns whether the calling thread computes what compiled code is compared with."""
     return _thread.depth > 0

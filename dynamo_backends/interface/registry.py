@@ -47,7 +47,7 @@ def list_backends() -> list[str]:
 
 
 def is_backend(name: str) -> bool:
-    """Whether that is the name of a backend of this package, or of a registered one."""
+    """Returns whether that is the name of a backend of this package, or of a registered one."""
     return name in _OURS or name in _registered
 
 
@@ -91,7 +91,7 @@ def register_backend(name: str, factory: Callable[[], Backend]) -> None:
 
 @functools.cache
 def get_backend(name: str) -> Backend:
-    """The backend of that name.
+    """Returns the backend of that name.
 
     Raises:
         UnknownBackendError: There is none; the message names the nearest.
@@ -111,12 +111,12 @@ def get_backend(name: str) -> Backend:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """The installed packages behind these backends, sorted, with their versions."""
+    """Returns the installed packages behind these backends, sorted, with their versions."""
     found = [item for name in names for item in get_backend(name).versions().items()]
     return dict(sorted(found))
 
 
 def load(path: str) -> Any:
-    """The object at "module:attribute", whose module is imported if it is not yet."""
+    """Returns the object at "module:attribute", whose module is imported if it is not yet."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)

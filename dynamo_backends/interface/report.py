@@ -166,7 +166,7 @@ class CandidateReport:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "CandidateReport":
-        """The reverse of `plain`.
+        """Returns the reverse of `plain`.
 
         Raises:
             ValueError: It is not the dict of a candidate.
@@ -448,7 +448,7 @@ _thread = _Thread()
 
 
 def is_apart() -> bool:
-    """Whether this thread compiles, or runs, on trial (see `apart`)."""
+    """Returns whether this thread compiles, or runs, on trial (see `apart`)."""
     return _thread.apart is not None
 
 

@@ -20,5 +20,5 @@ def stance() -> str | None:
 
 
 def compiles_nothing() -> bool:
-    """Whether the calling thread is under `run()` or `disable()`."""
+    """Returns whether the calling thread is under `run()` or `disable()`."""
     return stance() is not None

@@ -19,7 +19,7 @@ from dynamo_backends.trials.kinds import kind_of
 
 
 def culprit(graph: Graph, breaks: Callable[[Graph], bool]) -> fx.Node:
-    """The last call of the shortest beginning of a graph at which the compiler breaks down.
+    """Returns the last call of the shortest beginning of a graph at which the compiler breaks down.
 
     Takes as many compilations as the number of calls has binary digits.
 
@@ -164,7 +164,7 @@ class IREE(Backend):
         return compile_program(to_mlir(graph, lowered), _settings(options)), lowered.wiring
 
     def _breaks(self, graph: Graph, options: IreeOptions) -> bool:
-        """Whether the compiler breaks down at a graph."""
+        """Returns whether the compiler breaks down at a graph."""
         from dynamo_backends.iree.compiler import BrokenDown
 
         try:
@@ -176,7 +176,7 @@ class IREE(Backend):
         return False
 
     def _known_culprit(self, graph: Graph) -> fx.Node | None:
-        """A call of a kind that was found to be one before: layers repeat themselves."""
+        """Returns a call of a kind that was found to be one before: layers repeat themselves."""
         return next((n for n in graph.calls if self._is_known(n)), None) if self._culprits else None
 
     def _is_known(self, node: fx.Node) -> bool:

@@ -87,7 +87,7 @@ _ILLEGAL = re.compile(r"failed to legalize operation 'torch\.([\w.]+)'")
 
 
 def plain(text: str) -> str:
-    """What the compiler says, in one line and without places in its input."""
+    """Returns what the compiler says, in one line and without places in its input."""
     illegal = _ILLEGAL.search(text)
     if illegal is not None:  # "operator" and "constant" stand for what it does not know at all
         name = illegal.group(1)

@@ -22,7 +22,7 @@ def copysign(x: Tensor, y: Tensor) -> Tensor:
 
 
 def to_copy(x: Tensor, *, dtype: torch.dtype, **_: Any) -> Tensor:
-    """A cast to bfloat16 whose rounding stays where another cast follows.
+    """Returns a cast to bfloat16 whose rounding stays where another cast follows.
 
     IREE computes with bfloat16 in float32, and leaves out what casts it back and forth.
     """

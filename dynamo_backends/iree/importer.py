@@ -37,7 +37,7 @@ class Function:
 
 
 def translate(functions: Sequence[Function]) -> bytes:
-    """An MLIR module of functions, as bytecode.
+    """Returns an MLIR module of functions, as bytecode.
 
     Raises:
         Exception: The importer cannot translate a call; its exceptions are of all kinds.
@@ -73,7 +73,7 @@ def _bind_parameters(module: Any, operation: Any, function: Function) -> None:
 
 
 def _load(ir: Any, module: Any, block: Any, name: str, value: Tensor) -> Any:
-    """The value of a parameter, loaded at the begin of a function."""
+    """Returns the value of a parameter, loaded at the begin of a function."""
     sizes = "".join(f"{size}x" for size in value.shape)
     builtin = f"tensor<{sizes}{PARAMETERS[value.dtype]}>"
     attribute = f'#flow.parameter.named<"{SCOPE}"::"{name}">'

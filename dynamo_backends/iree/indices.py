@@ -88,7 +88,7 @@ _POSITIONS = frozenset({"index", "indices", "offsets", "target", "input_lengths"
 
 
 def unguarded(node: fx.Node) -> str | None:
-    """Why a call's positions in memory cannot be kept in range; None if they can."""
+    """Returns why a call's positions in memory cannot be kept in range; None if they can."""
     target: Any = node.target
     rule = _RULES.get(_name(node))
     if rule is not None:
@@ -137,7 +137,7 @@ def require_fixed(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
 
 
 def _within(graph: fx.Graph, index: Index, infer: Inference) -> fx.Node:
-    """The same index from 0 to below the dimension's size."""
+    """Returns the same index from 0 to below the dimension's size."""
     call = functools.partial(infer.call, graph)
     node, size = index.node, index.size
     negative = call(aten.lt.Scalar, node, 0)

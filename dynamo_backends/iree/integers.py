@@ -21,7 +21,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def in_dtype(number: int, dtype: torch.dtype) -> int:
-    """A number as eager casts it to a dtype of integers."""
+    """Returns a number as eager casts it to a dtype of integers."""
     info = torch.iinfo(dtype)
     return (number - info.min) % (1 << info.bits) + info.min
 

@@ -72,7 +72,7 @@ def _is_view(target: Any) -> bool:
 
 
 def _copy(graph: fx.Graph, source: fx.Node, infer: Inference) -> fx.Node:
-    """The same numbers; of booleans and complex numbers no copy is known."""
+    """Returns the same numbers; of booleans and complex numbers no copy is known."""
     call = functools.partial(infer.call, graph)
     dtype = source.meta["val"].dtype
     if dtype.is_floating_point:
@@ -152,7 +152,7 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
 
 
 def to_mlir(graph: Graph, lowered: LoweredIree) -> bytes:
-    """The program of one graph, as MLIR bytecode.
+    """Returns the program of one graph, as MLIR bytecode.
 
     Raises:
         LoweringError: The importer does not know the graph's only call.
@@ -169,7 +169,7 @@ def to_mlir(graph: Graph, lowered: LoweredIree) -> bytes:
 
 
 def refusal(error: Exception) -> str:
-    """What an exception of the importer says, in one line."""
+    """Returns what an exception of the importer says, in one line."""
     return f"IREE's importer cannot translate it: {first_line(error)}"
 
 

@@ -64,7 +64,7 @@ DECOMPOSED = (torch.ops.aten.squeeze.dims,)
 
 
 def why_not(node: fx.Node) -> str | None:
-    """Why a call is not given to IREE; None if it may be tried."""
+    """Returns why a call is not given to IREE; None if it may be tried."""
     name = str(node.target).removeprefix("aten.")
     if name in WRONG and not (node.target in FOR_FLOAT32 and _is_narrower(node)):
         return WRONG[name]
@@ -74,13 +74,13 @@ def why_not(node: fx.Node) -> str | None:
 
 
 def _is_narrower(node: fx.Node) -> bool:
-    """Whether a call is one of numbers of float32 or narrower ones."""
+    """Returns whether a call is one of numbers of float32 or narrower ones."""
     dtype = node.meta["val"].dtype
     return bool(dtype.is_floating_point and dtype != torch.float64)
 
 
 def _may_trap(node: fx.Node) -> bool:
-    """Whether a division is of integers, by something other than a harmless constant."""
+    """Returns whether a division is of integers, by something other than a harmless constant."""
     value: Tensor = node.meta["val"]
     if value.dtype.is_floating_point:
         return False
@@ -91,7 +91,7 @@ def _may_trap(node: fx.Node) -> bool:
 
 
 def is_unsettled_at_infinity(node: fx.Node) -> bool:
-    """Whether a call is one of `UNSETTLED_AT_INFINITY`."""
+    """Returns whether a call is one of `UNSETTLED_AT_INFINITY`."""
     return str(node.target).removeprefix("aten.") in UNSETTLED_AT_INFINITY
 
 
@@ -107,5 +107,5 @@ def right_operand(node: fx.Node) -> tuple[fx.Node, int] | None:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a call draws random numbers."""
+    """Returns whether a call draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -61,7 +61,7 @@ class Device:
             return self.handle.from_dlpack_capsule(to_dlpack(plain))
 
     def unwrap(self, view: Any) -> Tensor:
-        """A buffer view as a tensor that shares its memory and keeps it alive."""
+        """Returns a buffer view as a tensor that shares its memory and keeps it alive."""
         return from_dlpack(self.handle.create_dlpack_capsule(view, _CPU, 0))
 
 
@@ -72,7 +72,7 @@ def _open(threads: int, pid: int) -> Device:
 
 
 def open_device(threads: int = 0) -> Device:
-    """The device of this process with so many threads.
+    """Returns the device of this process with so many threads.
 
     Args:
         threads: 0: as many as torch has now.

@@ -109,12 +109,12 @@ def _undecided(
 
 
 def _kind(node: fx.Node, settings: Settings) -> str:
-    """What a verdict depends on."""
+    """Returns what a verdict depends on."""
     return f"{settings} {kind_of(node)}"
 
 
 def _untriable(node: fx.Node) -> str | None:
-    """Why a call cannot even be tried; None if it can."""
+    """Returns why a call cannot even be tried; None if it can."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return "it is not an ATen operator"
     if rules.is_random(node):
@@ -176,7 +176,7 @@ def _try_as(
 
 
 def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
-    """A call as a function that the importer can translate; raises if it cannot."""
+    """Returns a call as a function that the importer can translate; raises if it cannot."""
     graph = alone(node)
     names = [graph.calls[0].name] if decomposed else []
     inside = inner_decompositions((), rules.DECOMPOSED)
@@ -255,5 +255,5 @@ def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:
 
 
 def _plain(error: BaseException) -> str:
-    """The first line of one of the runtime's messages, without places in its source."""
+    """Returns the first line of one of the runtime's messages, without places in its source."""
     return re.sub(r"^.*?\.c:\d+: ", "", first_line(error))

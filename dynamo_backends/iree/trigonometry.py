@@ -60,7 +60,7 @@ def _half_turns(x: Tensor) -> Tensor:
 
 
 def _sine(half_turns: Tensor) -> Tensor:
-    """The sine of so many times π, in float32."""
+    """Returns the sine of so many times π, in float32."""
     whole = torch.floor(half_turns + 0.5)
     angle = ((half_turns - whole) * math.pi).float()
     square = angle * angle

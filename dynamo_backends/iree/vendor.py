@@ -14,7 +14,7 @@ from typing import Any
 
 
 def make_importer() -> Any:
-    """A new importer of FX graphs, with an MLIR module and context of its own."""
+    """Returns a new importer of FX graphs, with an MLIR module and context of its own."""
     from iree.compiler.extras.fx_importer import FxImporter
 
     return FxImporter()
@@ -29,7 +29,7 @@ def mlir() -> Any:
 
 @functools.cache
 def compiler_path() -> str:
-    """Where the program `iree-compile` is."""
+    """Returns where the program `iree-compile` is."""
     from iree.compiler.tools import binaries
 
     path: str = binaries.find_tool("iree-compile")
@@ -40,7 +40,7 @@ _DEFAULTS = {"task_topology_group_count": 0, "task_worker_stack_size": 131072}
 
 
 def make_driver(name: str, **flags: int) -> Any:
-    """A driver of IREE's runtime.
+    """Returns a driver of IREE's runtime.
 
     Args:
         name: "local-sync" or "local-task".

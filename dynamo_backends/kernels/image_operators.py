@@ -41,7 +41,7 @@ _lock = fork_safe_lock()
 
 
 def in_order(operator: Any) -> Any:
-    """The same operator, but Inductor gives it the strides that the graph gives it.
+    """Returns the same operator, but Inductor gives it the strides that the graph gives it.
 
     Args:
         operator: One of ATen's, or what this function returned.
@@ -69,5 +69,5 @@ POOLS: Mapping[Any, Any] = {
 
 
 def is_image_on_cpu(value: Any) -> bool:
-    """Whether a value is a tensor of four dimensions in the memory of the CPU."""
+    """Returns whether a value is a tensor of four dimensions in the memory of the CPU."""
     return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"

@@ -80,7 +80,7 @@ class Plan:
     words: int
 
     def __call__(self, dtype: torch.dtype, *inputs: Tensor | None) -> Tensor:
-        """The result, channels last, in some type."""
+        """Returns the result, channels last, in some type."""
         result = torch.empty(self.shape, dtype=dtype, memory_format=torch.channels_last)
         given = pointers(*inputs, result, _workspace(self.words))
         self.function(*given, ctypes.byref(self.sizes))
@@ -93,7 +93,7 @@ def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p | None]:
 
 
 def in_word(dtype: torch.dtype) -> int:
-    """How many numbers a word of 32 bits has, in which kernels read images and weights."""
+    """Returns how many numbers a word of 32 bits has, in which kernels read images and weights."""
     return 4 // dtype.itemsize
 
 

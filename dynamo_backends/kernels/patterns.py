@@ -94,7 +94,7 @@ def convolutions(graph: fx.Graph) -> Iterator[Convolution]:
 
 
 def strides_of_images(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of an image that is channels last."""
+    """Returns those of an image that is channels last."""
     return torch.empty(shape, device="meta").to(memory_format=torch.channels_last).stride()
 
 
@@ -106,7 +106,7 @@ def followers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def with_relu(node: fx.Node) -> tuple[list[fx.Node], bool]:
-    """A node, with the relu if that is its only user; and whether it is."""
+    """Returns a node, with the relu if that is its only user; and whether it is."""
     follower = next(followers(node), None)
     if follower is not None and follower.target is aten.relu.default:
         return [node, follower], True
@@ -137,7 +137,7 @@ def unreduced(node: fx.Node) -> fx.Node:
 
 
 def is_float32(value: Any) -> bool:
-    """Whether a value is float32, or a tuple of which an item is."""
+    """Returns whether a value is float32, or a tuple of which an item is."""
     if isinstance(value, tuple | list):
         return any(map(is_float32, value))
     return isinstance(value, Tensor) and value.dtype == torch.float32

@@ -28,7 +28,7 @@ _LEAST = 1 << 20  # elements of a weight; smaller ones stay in the cache
 
 @once
 def _library() -> Any:
-    """The compiled `skinny_gemm.cpp`; None if it cannot be compiled here."""
+    """Returns the compiled `skinny_gemm.cpp`; None if it cannot be compiled here."""
     library = load_kernel(__file__)
     if library is not None:
         library.most.restype = ctypes.c_int64

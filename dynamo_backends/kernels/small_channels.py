@@ -159,7 +159,7 @@ def _plan(
 
 
 def _windows(size: int, window: int, stride: int) -> int:
-    """How many windows there are in so many rows or columns."""
+    """Returns how many windows there are in so many rows or columns."""
     return (size - window) // stride + 1
 
 
@@ -246,7 +246,7 @@ def _pack_fake(weight: Tensor, panel: int, dtype: torch.dtype) -> Tensor:
 
 
 def _pack_groups(weight: Tensor, lanes: int, dtype: torch.dtype) -> Tensor:
-    """The same for groups: ``(K/lanes, rows, columns, words, lanes * in a word)``."""
+    """Returns the same for groups: ``(K/lanes, rows, columns, words, lanes * in a word)``."""
     words = weight.unflatten(0, (-1, lanes)).unflatten(2, (-1, in_word(dtype))).to(dtype)
     return words.permute(0, 4, 5, 2, 1, 3).flatten(4).contiguous()
 
@@ -319,7 +319,7 @@ def _source(found: Convolution) -> fx.Node:
 
 
 def _operators(found: Convolution) -> tuple[Any, int, Any]:
-    """How the weight is packed, for how many channels at once, and how it is called."""
+    """Returns how the weight is packed, for how many channels at once, and how it is called."""
     dtype = found.weight.meta["val"].dtype
     if found.groups == 1:
         return PACK, _library(False, dtype).panel(), CONVOLVE

@@ -50,7 +50,7 @@ _OWN_WEIGHT = 4 << 20  # which is where the transformed weight takes at most so 
 
 @once
 def _library() -> Any:
-    """The compiled `winograd.cpp`; None if it cannot be compiled here."""
+    """Returns the compiled `winograd.cpp`; None if it cannot be compiled here."""
     library = load_kernel(
         __file__,
         TRANSFORMS="\n".join(_struct(name, f) for name, f in _FILTERINGS.items()),
@@ -87,7 +87,7 @@ extern "C" void convolve_{filtering}_{kind}(const {number}* input, const float* 
 
 
 def _struct(name: str, f: Transforms) -> str:
-    """The transforms in C++, written out."""
+    """Returns the transforms in C++, written out."""
     n = len(f.input)
     lines = [f"struct {name} {{", f"    static constexpr int m = {f.m}, taps = {f.taps};"]
     for what, matrix, body in (
@@ -142,7 +142,7 @@ def _alternating(count: int) -> np.ndarray:
 
 
 def _sum(factors: Sequence[float], terms: Sequence[str]) -> str:
-    """A weighted sum, those with factor one first, so that the others are multiply-adds."""
+    """Returns a weighted sum, those with factor one first, so that the others are multiply-adds."""
     weighted = [(float(f), t) for f, t in zip(factors, terms, strict=True) if f]
     text = ""
     for factor, term in sorted(weighted, key=lambda pair: (pair[0] != 1, abs(pair[0]) != 1)):
@@ -322,7 +322,7 @@ def _is_possible(found: Convolution, reduced: bool) -> bool:
 
 
 def _filterings(weight: Tensor) -> list[str]:
-    """Those for kernels of this size and type."""
+    """Returns those for kernels of this size and type."""
     size = tuple(weight.shape[2:])
     names = _FILTERINGS if weight.dtype == torch.float32 else _IN_BFLOAT16
     return [name for name in names if size == (_FILTERINGS[name].taps,) * 2]

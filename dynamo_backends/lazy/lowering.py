@@ -36,7 +36,7 @@ def start() -> None:
 
 
 def on_lazy(graph: Graph) -> fx.GraphModule:
-    """A copy of a graph that makes its tensors on the lazy device."""
+    """Returns a copy of a graph that makes its tensors on the lazy device."""
     module = graph.copy().module
     for node in module.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, OpOverload):
@@ -48,7 +48,7 @@ def on_lazy(graph: Graph) -> fx.GraphModule:
 
 
 def _moved(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call's arguments, with the lazy device wherever a device is meant."""
+    """Returns a call's arguments, with the lazy device wherever a device is meant."""
     args = tuple(DEVICE if isinstance(a, torch.device) else a for a in node.args)
     kwargs = {k: DEVICE if isinstance(a, torch.device) else a for k, a in node.kwargs.items()}
     formal = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -157,7 +157,7 @@ def _blanks(graph: Graph) -> list[Tensor]:
 
 
 def _numbers(graph: Graph) -> set[Any]:
-    """The numbers among the arguments of a graph's calls."""
+    """Returns the numbers among the arguments of a graph's calls."""
     leaves = (x for n in graph.calls for x in pytree.tree_leaves((n.args, n.kwargs)))
     return {x for x in leaves if isinstance(x, int | float | complex)}
 
@@ -176,7 +176,7 @@ _NUMBERS = 2000
 
 
 def _watched(run: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """What a function returns, and the operators that the CPU's kernels ran meanwhile."""
+    """Returns what a function returns, and the operators that the CPU's kernels ran meanwhile."""
     before = private.lazy_fallbacks()
     result = run()
     after = private.lazy_fallbacks()
@@ -239,7 +239,7 @@ class _Described:
 
 
 def _try(node: fx.Node, function: Callable[..., Any]) -> str | None:
-    """Why a function cannot be recorded with the arguments of a call; None if it can."""
+    """Returns why a function cannot be recorded with the arguments of a call; None if it can."""
     known: dict[fx.Node, Tensor] = {}
     for source in node.all_input_nodes:
         value = source.meta["val"]

@@ -23,7 +23,7 @@ from dynamo_backends.runtime.results import Results
 # To Lazy Tensor Core a view is a copy, also one of a weight: the transposed weight of each linear
 # layer would be copied at every call. Its program takes inputs with any strides instead.
 def with_views_first(graph: Graph) -> tuple[Graph, Callable[..., Sequence[Tensor]] | None]:
-    """A graph without its views of inputs.
+    """Returns a graph without its views of inputs.
 
     Views that are outputs stay.
 
@@ -46,7 +46,7 @@ def with_views_first(graph: Graph) -> tuple[Graph, Callable[..., Sequence[Tensor
 
 
 def _views(graph: Graph) -> list[fx.Node]:
-    """The views of inputs, in order; each after what it is a view of."""
+    """Returns the views of inputs, in order; each after what it is a view of."""
     roots = set(graph.placeholders)
     output = graph.module.graph.output_node()
     found = []

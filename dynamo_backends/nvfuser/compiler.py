@@ -42,7 +42,7 @@ class LoweredFusion:
 
 
 def lower_graph(graph: Graph, symbolic: bool) -> LoweredFusion:
-    """The program of a graph of supported calls.
+    """Returns the program of a graph of supported calls.
 
     Args:
         graph: With static shapes.
@@ -68,7 +68,7 @@ def _is_read(place: fx.Node) -> bool:
 
 
 def _device(graph: Graph) -> torch.device:
-    """The one device that the inputs are on."""
+    """Returns the one device that the inputs are on."""
     found = {
         n.meta["val"].device
         for n in graph.placeholders
@@ -84,7 +84,7 @@ def _device(graph: Graph) -> torch.device:
 def _results(
     graph: Graph, values: dict[fx.Node, Any], recorder: Recorder
 ) -> tuple[list[Value], tuple[int, ...]]:
-    """What the fusion returns, each value once, and `LoweredFusion.outputs`."""
+    """Returns what the fusion returns, each value once, and `LoweredFusion.outputs`."""
     positions = {p: i for i, p in enumerate(graph.placeholders)}
     results: dict[fx.Node, Value] = {}
     for node in graph.outputs:
@@ -109,7 +109,7 @@ def _stored(value: Value, promised: Tensor, recorder: Recorder) -> Value:
 
 
 def why_not(node: fx.Node, nvfuser: NvFuserModule | None) -> str | None:
-    """Why a call cannot be part of a fusion; None if it can.
+    """Returns why a call cannot be part of a fusion; None if it can.
 
     Args:
         node: The call.
@@ -134,7 +134,7 @@ def why_not(node: fx.Node, nvfuser: NvFuserModule | None) -> str | None:
 
 
 def _alone(node: fx.Node, recorder: Recorder) -> Any:
-    """What a call reads, as an input."""
+    """Returns what a call reads, as an input."""
     value = node.meta["val"]
     if isinstance(value, Tensor):
         return recorder.input(value)
@@ -142,13 +142,13 @@ def _alone(node: fx.Node, recorder: Recorder) -> Any:
 
 
 def _read(node: fx.Node) -> list[Tensor]:
-    """The tensors that a call reads."""
+    """Returns the tensors that a call reads."""
     values = [n.meta.get("val") for n in node.all_input_nodes]
     return [v for v in values if isinstance(v, Tensor)]
 
 
 def _made(node: fx.Node) -> list[Tensor]:
-    """The results of a call that somebody reads."""
+    """Returns the results of a call that somebody reads."""
     value = node.meta.get("val")
     if not isinstance(value, list | tuple):
         return [value] if isinstance(value, Tensor) else []
@@ -171,7 +171,7 @@ def _unfit(value: Tensor) -> str | None:
 
 
 def _elsewhere(node: fx.Node) -> str | None:
-    """Why nvFuser would not leave a result where torch promises it."""
+    """Returns why nvFuser would not leave a result where torch promises it."""
     if all(v.device.type == devices.TYPE for v in _made(node)):
         return None
     return "its result is a number in the CPU's memory"

@@ -19,7 +19,7 @@ from dynamo_backends.runtime.lru import LRU
 
 
 def define(program: FusionProgram, nvfuser: NvFuserModule) -> Any:
-    """The `FusionDefinition` of a program, closed.
+    """Returns the `FusionDefinition` of a program, closed.
 
     Raises:
         LoweringError: nvFuser refuses an operation; the error names the graph's node.
@@ -108,11 +108,11 @@ class Fusions:
         self.found = 0
 
     def __len__(self) -> int:
-        """How many are kept."""
+        """Returns how many are kept."""
         return len(self._fusions)
 
     def get(self, program: FusionProgram, nvfuser: NvFuserModule, limit: int) -> Any:
-        """The fusion of a program, made if there is none yet.
+        """Returns the fusion of a program, made if there is none yet.
 
         Args:
             program: What it computes.

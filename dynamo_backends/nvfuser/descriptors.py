@@ -14,7 +14,7 @@ from dynamo_backends.nvfuser.program import Input
 
 
 def describe(value: Tensor) -> Input:
-    """The definition of a (fake) tensor with static sizes and strides."""
+    """Returns the definition of a (fake) tensor with static sizes and strides."""
     order = memory_order(value.shape, value.stride())
     return Input(
         tuple(1 if size == 1 else -1 for size in value.shape),
@@ -25,7 +25,7 @@ def describe(value: Tensor) -> Input:
 
 
 def memory_order(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """The dimensions, outermost in memory first."""
+    """Returns the dimensions, outermost in memory first."""
     order = sorted((d for d in range(len(sizes)) if strides[d]), key=lambda d: -strides[d])
     for d in range(len(sizes)):
         if not strides[d]:

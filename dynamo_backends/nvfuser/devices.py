@@ -12,12 +12,12 @@ TYPE = "cuda"
 
 
 def is_present() -> bool:
-    """Whether this machine has such a device and torch can use it."""
+    """Returns whether this machine has such a device and torch can use it."""
     return TYPE != "cuda" or torch.cuda.is_available()
 
 
 def why_not(value: Tensor) -> str | None:
-    """Why a fusion cannot read a tensor where it is; None if it can.
+    """Returns why a fusion cannot read a tensor where it is; None if it can.
 
     Numbers (tensors of no dimension) may be on the CPU, as in eager; they are copied to the device.
     """

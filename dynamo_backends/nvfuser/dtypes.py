@@ -18,12 +18,12 @@ It has complex types as well, which are left to eager.
 
 
 def computing(dtype: torch.dtype) -> torch.dtype:
-    """The type in which a value is computed: float32 for the halves, as in eager."""
+    """Returns the type in which a value is computed: float32 for the halves, as in eager."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def constant_kind(dtype: torch.dtype) -> str:
-    """The name of the type of a number that fills a tensor of `dtype`: Python's own."""
+    """Returns the name of the type of a number that fills a tensor of `dtype`: Python's own."""
     if dtype.is_floating_point:
         return "Double"
     return "Bool" if dtype == torch.bool else "Int"

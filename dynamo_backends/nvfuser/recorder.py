@@ -70,7 +70,7 @@ class Recorder:
     def tensor(
         self, op: str, args: Sequence[Any], shape: Sequence[int], dtype: torch.dtype
     ) -> Value:
-        """An operation with one result.
+        """Returns an operation with one result.
 
         Args:
             op: Name in `fd.ops`.
@@ -86,7 +86,7 @@ class Recorder:
         self._steps.append(Operation(op, plain, results, self.origin))
 
     def binary(self, op: str, x: Operand, y: Operand, dtype: torch.dtype | None = None) -> Value:
-        """An operation on pairs of elements of one type.
+        """Returns an operation on pairs of elements of one type.
 
         Args:
             op: Name in `fd.ops`.
@@ -112,15 +112,15 @@ class Recorder:
         return [v.leading(ndim) if isinstance(v, Value) else v for v in operands]
 
     def size(self, size: int) -> Size | int:
-        """A size as it is found when the fusion runs, if any tensor has it."""
+        """Returns a size as it is found when the fusion runs, if any tensor has it."""
         return self._sizes.get(size, size)
 
     def sizes(self, shape: Sequence[int]) -> tuple[Size | int, ...]:
-        """The sizes of a shape."""
+        """Returns the sizes of a shape."""
         return tuple(map(self.size, shape))
 
     def expand(self, value: Value, shape: Sequence[int]) -> Value:
-        """A value broadcast to a shape."""
+        """Returns a value broadcast to a shape."""
         if value.shape == tuple(shape):
             return value
         places = tuple(range(len(shape) - value.ndim, len(shape)))
@@ -128,7 +128,7 @@ class Recorder:
         return self.tensor("broadcast_in_dim", arguments, shape, value.dtype)
 
     def reshape(self, value: Value, shape: Sequence[int]) -> Value:
-        """A value's elements, row by row, in another shape."""
+        """Returns a value's elements, row by row, in another shape."""
         shape = tuple(shape)
         if shape == value.shape:
             return value
@@ -139,7 +139,7 @@ class Recorder:
         return self.tensor("reshape", (value, sizes), shape, value.dtype)
 
     def _reshaped_size(self, value: Value, size: int) -> Any:
-        """A size; one that merges several dimensions is computed from theirs."""
+        """Returns a size; one that merges several dimensions is computed from theirs."""
         known = self.size(size)
         if not self._symbolic or isinstance(known, Size) or size == 1:
             return known
@@ -164,7 +164,7 @@ class Recorder:
         return Scalar(self._count - 1, dtype)
 
     def count(self, value: Value, dims: Sequence[int], less: int = 0) -> Scalar | int:
-        """How many elements a value has along some dimensions, in its type.
+        """Returns how many elements a value has along some dimensions, in its type.
 
         Args:
             value: Of floating-point numbers.
@@ -179,7 +179,7 @@ class Recorder:
         return self._scalar("cast", (product, value.dtype), value.dtype)
 
     def permute(self, value: Value, dims: Sequence[int]) -> Value:
-        """A value with its dimensions in another order; two such become one, or none.
+        """Returns a value with its dimensions in another order; two such become one, or none.
 
         A matrix that is transposed twice, as the weight of a linear layer is, would be copied.
         """
@@ -193,7 +193,7 @@ class Recorder:
         return result
 
     def slice(self, value: Value, dim: int, start: int, end: int) -> Value:
-        """The elements from `start` to before `end` along a dimension."""
+        """Returns the elements from `start` to before `end` along a dimension."""
         if (start, end) == (0, value.shape[dim]):
             return value
         shape = (*value.shape[:dim], end - start, *value.shape[dim + 1 :])
@@ -235,7 +235,7 @@ class Recorder:
         return self.tensor("cat", (tuple(values), dim), shape, values[0].dtype)
 
     def pad(self, value: Value, widths: Sequence[int], number: Number) -> Value:
-        """A value with a margin of one number; widths as in `torch.nn.functional.pad`."""
+        """Returns a value with a margin of one number; widths as in `torch.nn.functional.pad`."""
         shape = list(value.shape)
         for i in range(len(widths) // 2):
             shape[-1 - i] += widths[2 * i] + widths[2 * i + 1]
@@ -243,12 +243,12 @@ class Recorder:
         return self.tensor("pad", (value, tuple(widths), filling), shape, value.dtype)
 
     def full(self, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Value:
-        """A tensor of one number."""
+        """Returns a tensor of one number."""
         filling = _constant(number, dtype, constant_kind(dtype))
         return self.tensor("full", (self.sizes(shape), filling, dtype), shape, dtype)
 
     def iota(self, length: int, start: int, step: int) -> Value:
-        """The integers from `start` on, in equal steps."""
+        """Returns the integers from `start` on, in equal steps."""
         size = self.size(length)
         first: Any = size if isinstance(size, Size) else Constant(length, "Int")
         args = (first, Constant(start, "Int"), Constant(step, "Int"), torch.int64)
@@ -269,7 +269,7 @@ def _argument(value: Any) -> Argument:
 
 
 def _common(operands: Sequence[Operand]) -> torch.dtype:
-    """The one type of operands; a lowering that mixes types is wrong."""
+    """Returns the one type of operands; a lowering that mixes types is wrong."""
     kinds = {v.dtype for v in operands if isinstance(v, Value | Scalar)}
     if len(kinds) != 1:
         raise TypeError(f"operands of types {sorted(map(str, kinds))}")
@@ -304,7 +304,7 @@ def _without_ones(shape: Sequence[int]) -> list[int]:
 
 
 def _split(value: Value, dims: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Those of some dimensions that have several elements, and those that have one."""
+    """Returns those of some dimensions that have several elements, and those that have one."""
     chosen = sorted(set(dims))
     ones = [d for d in chosen if value.shape[d] == 1]
     return [d for d in chosen if d not in ones], ones

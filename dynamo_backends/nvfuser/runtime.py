@@ -28,7 +28,7 @@ class Reader:
         self._device = device
 
     def __call__(self, values: Sequence[Tensor]) -> Tensor:
-        """The tensor; a copy where its strides are others, or of a number on the CPU.
+        """Returns the tensor; a copy where its strides are others, or of a number on the CPU.
 
         Raises:
             ValueError: Shape or type differ from what was compiled.

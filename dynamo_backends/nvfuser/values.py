@@ -65,11 +65,11 @@ class Value:
         return tuple(d % self.ndim for d in ((dim,) if isinstance(dim, int) else dim))
 
     def unary(self, op: str, dtype: torch.dtype | None = None) -> "Value":
-        """An operation on each element."""
+        """Returns an operation on each element."""
         return self.recorder.tensor(op, (self,), self.shape, dtype or self.dtype)
 
     def cast(self, dtype: torch.dtype) -> "Value":
-        """The same numbers in another type; itself if it has that one.
+        """Returns the same numbers in another type; itself if it has that one.
 
         The halves come from and become float32 only, as in eager.
         """
@@ -83,7 +83,7 @@ class Value:
         return self.recorder.tensor("cast", (self, dtype), self.shape, dtype)
 
     def binary(self, op: str, other: Operand, dtype: torch.dtype | None = None) -> "Value":
-        """An operation on pairs of elements, which have one type."""
+        """Returns an operation on pairs of elements, which have one type."""
         return self.recorder.binary(op, self, other, dtype)
 
     def __add__(self, other: Operand) -> "Value":
@@ -123,39 +123,39 @@ class Value:
         return self.unary("neg")
 
     def __lt__(self, other: Operand) -> "Value":
-        """Whether less."""
+        """Returns whether less."""
         return self.binary("lt", other, torch.bool)
 
     def __le__(self, other: Operand) -> "Value":
-        """Whether less or equal."""
+        """Returns whether less or equal."""
         return self.binary("le", other, torch.bool)
 
     def __gt__(self, other: Operand) -> "Value":
-        """Whether greater."""
+        """Returns whether greater."""
         return self.binary("gt", other, torch.bool)
 
     def __ge__(self, other: Operand) -> "Value":
-        """Whether greater or equal."""
+        """Returns whether greater or equal."""
         return self.binary("ge", other, torch.bool)
 
     def equals(self, other: Operand) -> "Value":
-        """Whether equal."""
+        """Returns whether equal."""
         return self.binary("eq", other, torch.bool)
 
     def differs(self, other: Operand) -> "Value":
-        """Whether not equal; NaN differs from itself."""
+        """Returns whether not equal; NaN differs from itself."""
         return self.binary("ne", other, torch.bool)
 
     def __and__(self, other: "Value") -> "Value":
-        """Whether both hold."""
+        """Returns whether both hold."""
         return self.binary("logical_and", other)
 
     def __or__(self, other: "Value") -> "Value":
-        """Whether one holds."""
+        """Returns whether one holds."""
         return self.binary("logical_or", other)
 
     def __invert__(self) -> "Value":
-        """Whether it does not hold."""
+        """Returns whether it does not hold."""
         return self.unary("logical_not")
 
     def where(self, yes: Operand, no: Operand) -> "Value":
@@ -188,7 +188,7 @@ class Value:
         return self.recorder.expand(self, shape)
 
     def reshape(self, shape: Sequence[int]) -> "Value":
-        """The same elements, row by row, in another shape."""
+        """Returns the same elements, row by row, in another shape."""
         return self.recorder.reshape(self, shape)
 
     def permute(self, dims: Sequence[int]) -> "Value":
@@ -196,7 +196,7 @@ class Value:
         return self.recorder.permute(self, dims)
 
     def slice(self, dim: int, start: int, end: int) -> "Value":
-        """The elements from `start` to before `end` along a dimension."""
+        """Returns the elements from `start` to before `end` along a dimension."""
         return self.recorder.slice(self, dim, start, end)
 
     def reduce(self, op: str, dims: Sequence[int], keepdim: bool = False) -> "Value":
@@ -204,15 +204,15 @@ class Value:
         return self.recorder.reduce(op, self, dims, keepdim)
 
     def sum(self, dims: Sequence[int], keepdim: bool = False) -> "Value":
-        """The sum along some dimensions."""
+        """Returns the sum along some dimensions."""
         return self.reduce("sum", dims, keepdim)
 
     def mean(self, dims: Sequence[int], keepdim: bool = False) -> "Value":
-        """The mean along some dimensions."""
+        """Returns the mean along some dimensions."""
         return self.sum(dims, keepdim) / self.count(dims)
 
     def count(self, dims: Sequence[int], less: int = 0) -> "Scalar | int":
-        """How many elements but `less` there are along some dimensions, in its own type."""
+        """Returns how many elements but `less` there are along some dimensions, in its own type."""
         return self.recorder.count(self, dims, less)
 
     def elements(self, dims: Sequence[int]) -> int:

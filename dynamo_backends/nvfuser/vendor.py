@@ -42,15 +42,15 @@ class NvFuserModule:
     module: Any
 
     def definition(self) -> Any:
-        """A new `FusionDefinition`."""
+        """Returns a new `FusionDefinition`."""
         return self.module.FusionDefinition()
 
     def dtype(self, name: str) -> Any:
-        """A member of `DataType`."""
+        """Returns a member of `DataType`."""
         return getattr(self.module.DataType, name)
 
     def has(self, operation: str) -> bool:
-        """Whether this version has an operation."""
+        """Returns whether this version has an operation."""
         return operation in self._operations
 
     @functools.cached_property

@@ -125,7 +125,7 @@ class Archive:
         return {name: entry["size"] for name, entry in self.manifest["parts"].items()}
 
     def read(self, name: str) -> bytes:
-        """A part, whose checksums are right.
+        """Returns a part, whose checksums are right.
 
         Raises:
             PackageError: It is missing or damaged.
@@ -137,7 +137,7 @@ class Archive:
         self._ahead[name] = self._beside.submit(self._read, name)
 
     def read_memory(self, name: str) -> Tensor:
-        """A part, whose checksums are right, as bytes of a tensor.
+        """Returns a part, whose checksums are right, as bytes of a tensor.
 
         Raises:
             PackageError: It is missing or damaged.
@@ -189,7 +189,7 @@ class Archive:
                 raise self._damaged(name)
 
     def _begin(self, info: zipfile.ZipInfo) -> int:
-        """Where the content of a part begins: behind its own header."""
+        """Returns where the content of a part begins: behind its own header."""
         with self._reading:
             self._file.seek(info.header_offset)
             header = self._file.read(_HEADER.size)
@@ -248,7 +248,7 @@ class Archive:
 
 
 def sha256(content: bytes | memoryview) -> str:
-    """A checksum as text."""
+    """Returns a checksum as text."""
     return hashlib.sha256(content).hexdigest()
 
 

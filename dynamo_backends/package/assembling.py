@@ -41,11 +41,11 @@ class Contents:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Contents":
-        """Those of a manifest."""
+        """Returns those of a manifest."""
         return cls(**{field.name: manifest[field.name] for field in dataclasses.fields(cls)})
 
     def parsed(self, backend: Backend) -> Options:
-        """The options; what is compiled is compiled while the caller waits."""
+        """Returns the options; what is compiled is compiled while the caller waits."""
         return backend.Options.parse({**decoded(self.options), "while_compiling": "wait"},
                                      backend.name)  # fmt: skip
 
@@ -57,7 +57,7 @@ def assembled(
     backend: Backend | None,
     notes: Sequence[str] = (),
 ) -> PackagedModule:
-    """A module that runs the graph.
+    """Returns a module that runs the graph.
 
     Args:
         contents: What the package says.
@@ -90,7 +90,7 @@ def assembled(
 
 
 def backend_of(name: str) -> Backend | None:
-    """The backend of that name; None: eager.
+    """Returns the backend of that name; None: eager.
 
     Raises:
         UnknownBackendError: There is none.

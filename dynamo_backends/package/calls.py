@@ -15,7 +15,7 @@ SCALARS = (bool, int, float, str, type(None))
 
 
 def to_dict(graph: fx.Graph) -> dict[str, Any] | None:
-    """A graph; None: it has a call or an argument that has no form here."""
+    """Returns a graph; None: it has a call or an argument that has no form here."""
     if any(node.op == "get_attr" for node in graph.nodes):
         return None
     calls = []
@@ -38,7 +38,7 @@ def to_dict(graph: fx.Graph) -> dict[str, Any] | None:
 
 
 def from_dict(given: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What runs a graph, from one value per input to its results.
+    """Returns what runs a graph, from one value per input to its results.
 
     Raises:
         PackageError: It calls what is no operator, or names no value.
@@ -48,7 +48,7 @@ def from_dict(given: Mapping[str, Any]) -> Callable[[Sequence[Any]], Sequence[An
 
 
 def module_of(given: Mapping[str, Any]) -> fx.GraphModule:
-    """A graph, whose calls have no `meta`.
+    """Returns a graph, whose calls have no `meta`.
 
     Raises:
         PackageError: It calls what is no operator, or names no value.
@@ -90,7 +90,7 @@ def checks_from_dict(given: Mapping[str, Any]) -> tuple[InputCheck | None, int |
 
 
 def encoded(value: Any) -> dict[str, Any]:
-    """An argument of a call; `decoded` reverses that.
+    """Returns an argument of a call; `decoded` reverses that.
 
     Raises:
         PackageError: It has no form here.
@@ -135,7 +135,7 @@ def decoded(given: Mapping[str, Any], nodes: Mapping[str, fx.Node]) -> Any:
 
 
 def target_of(name: str) -> Any:
-    """What the name of a target stands for.
+    """Returns what the name of a target stands for.
 
     Raises:
         PackageError: It is no operator.

@@ -92,7 +92,7 @@ def calls_of(captured: Captured, backend: Backend | None) -> Iterator[Any]:
 
 
 def compiled(captured: Captured, backend: Backend | None) -> PackagedModule:
-    """The module as it will be loaded, after its first calls.
+    """Returns the module as it will be loaded, after its first calls.
 
     Args:
         captured: The model.

@@ -31,7 +31,7 @@ class Layout:
         return {s for x in self._strides if not isinstance(x, int) for s in x.free_symbols}
 
     def __call__(self, value: Tensor, sizes: Mapping[sympy.Expr, Any]) -> Tensor:
-        """The argument, or a copy that has those strides.
+        """Returns the argument, or a copy that has those strides.
 
         Args:
             value: The argument.
@@ -50,7 +50,7 @@ class Layout:
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides that torch gives a new tensor of a shape."""
+    """Returns the strides that torch gives a new tensor of a shape."""
     strides, stride = [], 1
     for size in reversed(shape):
         strides.append(stride)
@@ -97,7 +97,7 @@ class Arguments:
             check.require_known_strides()
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The graph's inputs that are not weights.
+        """Returns the graph's inputs that are not weights.
 
         Raises:
             PackageError: The arguments are others than the model was saved for.
@@ -111,14 +111,14 @@ class Arguments:
         return [self._checks[i].laid_out(leaves[i], sizes) for i in self._given]
 
     def __str__(self) -> str:
-        """How the model is called: "x: float32[s0, 8], mask=None"."""
+        """Returns how the model is called: "x: float32[s0, 8], mask=None"."""
         texts = list(map(_text, self._leaves))
         args, kwargs = pytree.tree_unflatten(list(map(_Shown, texts)), self._spec)
         shown = [f"{name}: {value}" for name, value in zip(self._names, args, strict=True)]
         return ", ".join([*shown, *(f"{name}={value}" for name, value in kwargs.items())])
 
     def _name(self, path: Any) -> str:
-        """What a leaf is called: "x", "states[0]"."""
+        """Returns what a leaf is called: "x", "states[0]"."""
         is_keyword, place = path[0].idx == 1, path[1]
         name = place.key if is_keyword else self._names[place.idx]
         return f"{name}{pytree.keystr(path[2:])}"
@@ -181,7 +181,7 @@ class _Check:
             )
 
     def laid_out(self, value: Any, sizes: Mapping[sympy.Expr, Any]) -> Any:
-        """The leaf in the layout that the graph is for."""
+        """Returns the leaf in the layout that the graph is for."""
         return value if self._layout is None else self._layout(value, sizes)
 
     def _compare(
@@ -214,7 +214,7 @@ class _Check:
 
 @functools.lru_cache(maxsize=1024)
 def _is_value(expression: sympy.Expr, size: int) -> bool:
-    """Whether an expression, such as 2*s0, has a value for some integers."""
+    """Returns whether an expression, such as 2*s0, has a value for some integers."""
     symbol, *others = expression.free_symbols
     return bool(others or sympy.solve(expression - size, symbol))
 

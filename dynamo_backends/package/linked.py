@@ -44,7 +44,7 @@ def recorded(
     backend: PackageBackend | None,
     is_right: Callable[[PackagedModule], bool],
 ) -> dict[str, Any] | None:
-    """What the manifest has of a program; it was loaded and called once.
+    """Returns what the manifest has of a program; it was loaded and called once.
 
     Args:
         contents: What the package says.
@@ -84,12 +84,12 @@ class _Noting(PackageBackend):
         return []
 
     def mark_of(self, executable: Executable) -> str | None:
-        """The key of the parts that an executable was loaded from; None: of none."""
+        """Returns the key of the parts that an executable was loaded from; None: of none."""
         return next((mark for made, mark in self._loaded if made is executable), None)
 
 
 def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str, Any] | None:
-    """What the manifest has of a module's program.
+    """Returns what the manifest has of a module's program.
 
     Args:
         module: As `load` makes it of the package's executables.
@@ -121,7 +121,7 @@ def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str
 
 
 def wanted(record: Mapping[str, Any]) -> list[tuple[str, Spec]]:
-    """The names of the weights in order, and what each is like."""
+    """Returns the names of the weights in order, and what each is like."""
     return [(name, Spec.from_dict(spec)) for name, spec in record["weights"]]
 
 
@@ -133,7 +133,7 @@ def linked(
     backend: PackageBackend,
     notes: Sequence[str],
 ) -> PackagedModule:
-    """A module that runs a linked program.
+    """Returns a module that runs a linked program.
 
     Args:
         record: From `described`.
@@ -172,7 +172,7 @@ def linked(
 
 
 def agree(module: PackagedModule, call: Any, linked: PackagedModule) -> bool:
-    """Whether two modules return the same of a call."""
+    """Returns whether two modules return the same of a call."""
     args, kwargs = call
     state = snapshot_rng()
     theirs = pytree.tree_leaves(module(*args, **kwargs))

@@ -29,7 +29,7 @@ Load = Callable[[str, Graph], Executable]
 
 
 def to_dict(program: Any, mark_of: Callable[[Executable], str | None]) -> dict[str, Any] | None:
-    """A program in types that JSON has; None: it has something that has no form here.
+    """Returns a program in types that JSON has; None: it has something that has no form here.
 
     Args:
         program: What runs a graph with static shapes.
@@ -81,7 +81,7 @@ def linked(
     report: GraphReport,
     in_eager: Callable[[list[Any]], Sequence[Any]],
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """What runs a linked program, from the list of inputs, which it clears, to the outputs.
+    """Returns what runs a linked program, from the list of inputs, which it clears, to the outputs.
 
     Args:
         given: From `to_dict`.
@@ -155,7 +155,7 @@ class _Block:
 def without_calls(
     inputs: Sequence[Input], values: Sequence[Tensor], results: Sequence[Tensor], kind: Kind
 ) -> Graph:
-    """A graph that says what its inputs and outputs are like, and nothing else."""
+    """Returns a graph that says what its inputs and outputs are like, and nothing else."""
     graph = fx.Graph()
     for x, value in zip(inputs, values, strict=True):
         graph.placeholder(x.name).meta["val"] = value

@@ -147,7 +147,7 @@ def _linked(
 
 
 def _usable(archive: Archive, contents: Contents, strict: bool) -> tuple[Backend | None, str]:
-    """What runs the graph, and why that is not what was saved; empty if it is."""
+    """Returns what runs the graph, and why that is not what was saved; empty if it is."""
     manifest = archive.manifest
     inner = backend_of(contents.backend)
     if inner is None:
@@ -181,7 +181,7 @@ def read_weights(
     wanted: Iterable[tuple[str, Spec]],
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> list[Tensor]:
-    """The weights of a package, in order.
+    """Returns the weights of a package, in order.
 
     Args:
         archive: The package.

@@ -15,7 +15,7 @@ from dynamo_backends.runtime.cache import source_digest
 
 
 def described(backend: Backend | None, options: Options | None) -> dict[str, Any]:
-    """This machine, as far as executables of a backend depend on it.
+    """Returns this machine, as far as executables of a backend depend on it.
 
     Args:
         backend: None: torch alone.

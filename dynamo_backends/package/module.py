@@ -95,7 +95,7 @@ class PackagedModule(nn.Module):
         return self._portable()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackagedModule":
-        """A module of its own, with this one's program and weights, which do not change."""
+        """Returns a module of its own, with this one's program and weights, which do not change."""
         copied = self.__new__(type(self))
         memo[id(self)] = copied
         for name, value in vars(self).items():
@@ -131,7 +131,7 @@ class PackagedModule(nn.Module):
         return self._called(self.portable.in_eager, args, kwargs)
 
     def values(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The inputs of the graph in a call: the weights, and tensors of the arguments.
+        """Returns the inputs of the graph in a call: the weights, and tensors of the arguments.
 
         Raises:
             PackageError: The arguments are others than the model was saved for.
@@ -139,7 +139,7 @@ class PackagedModule(nn.Module):
         return [*self._weights, *self._arguments(args, kwargs)]
 
     def explain(self) -> "Explanation":
-        """What became of the model, as `dynamo_backends.explain` says it."""
+        """Returns what became of the model, as `dynamo_backends.explain` says it."""
         from dynamo_backends.capture.explanation import Explanation, GraphExplanation
         from dynamo_backends.capture.guards import Guards
 
@@ -187,5 +187,5 @@ _FIXED = frozenset(
 
 @hidden_from_dynamo
 def _apart(call: Callable[..., Any], *args: Any) -> Any:
-    """A call that is compiled already."""
+    """Returns a call that is compiled already."""
     return call(*args)

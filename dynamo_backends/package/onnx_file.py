@@ -109,6 +109,6 @@ def _present_output(model: ir.Model, at: int, fake: Tensor, name: str) -> None:
 
 
 def _logical(stored: ir.Value, storage: Storage) -> ir.Shape:
-    """The shape of a stored tensor in the tensor's own order of dimensions."""
+    """Returns the shape of a stored tensor in the tensor's own order of dimensions."""
     assert stored.shape is not None  # of inputs and outputs it is known
     return ir.Shape([stored.shape[d] for d in storage.inverse])

@@ -36,7 +36,7 @@ class Kept:
         self._saved = tuple(self.parts.values())
 
     def is_saved(self, parts: Mapping[str, bytes]) -> bool:
-        """Whether parts are the package's, and not of what this process has compiled."""
+        """Returns whether parts are the package's, and not of what this process has compiled."""
         return any(parts is saved for saved in self._saved)
 
     def get(self, key: str) -> Mapping[str, bytes] | None:

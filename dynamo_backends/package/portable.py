@@ -19,7 +19,7 @@ from dynamo_backends.package.checks import check_program
 
 
 def unproven(model: nn.Module, exported: Any, guards: Sequence[str]) -> list[str]:
-    """The guards of an exported program that symbols do not imply, in words.
+    """Returns the guards of an exported program that symbols do not imply, in words.
 
     Args:
         model: What was exported.
@@ -43,7 +43,7 @@ class _Sized:
         self._sizes = list(map(_expression, value.shape)) if isinstance(value, Tensor) else []
 
     def size(self) -> list[Any]:
-        """The sizes."""
+        """Returns the sizes."""
         return self._sizes
 
 
@@ -72,7 +72,7 @@ def _differ(code: ast.expr, arguments: Any) -> bool:
 
 
 def _value(code: ast.expr, arguments: Any) -> Any:
-    """The value of an expression of arguments' sizes, which may be symbols."""
+    """Returns the value of an expression of arguments' sizes, which may be symbols."""
     compiled = compile(ast.Expression(code), "<guard>", "eval")
     return eval(compiled, {"__builtins__": {}}, {"L": arguments})
 
@@ -122,7 +122,7 @@ def exported(
     dynamic_shapes: Any,
     rules: Mapping[Any, Any],
 ) -> Any:
-    """The model as torch's exported program, functional and decomposed.
+    """Returns the model as torch's exported program, functional and decomposed.
 
     Raises:
         SaveError: It cannot be exported, or updates its buffers or inputs.
@@ -158,7 +158,7 @@ def exported(
 
 
 def to_dict(made: Any) -> dict[str, Any]:
-    """An exported program in types that JSON has.
+    """Returns an exported program in types that JSON has.
 
     Raises:
         SaveError: It calls what is no operator, or has shapes that depend on guards.
@@ -176,7 +176,7 @@ def to_dict(made: Any) -> dict[str, Any]:
 
 
 def from_dict(program: Mapping[str, Any]) -> Portable:
-    """The graph from `to_dict`.
+    """Returns the graph from `to_dict`.
 
     Raises:
         PackageError: It is damaged, or of a torch whose form this one cannot read.

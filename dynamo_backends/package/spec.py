@@ -32,7 +32,7 @@ class Spec:
         return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
 
     def empty(self) -> Tensor:
-        """A tensor like that, whose contents are not set."""
+        """Returns a tensor like that, whose contents are not set."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
     def to_dict(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """The reverse of `to_dict`.
+        """Returns the reverse of `to_dict`.
 
         Raises:
             PackageError: It names no dtype.

@@ -45,7 +45,7 @@ def _key(key: Any, what: str) -> Any:
 
 
 def decoded(node: Mapping[str, Any]) -> Any:
-    """The nested value of a node.
+    """Returns the nested value of a node.
 
     Raises:
         ValueError: It is no node.

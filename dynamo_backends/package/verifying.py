@@ -47,7 +47,7 @@ def checked_parts(path: str | os.PathLike[str]) -> int:
 
 
 def is_step(path: str | os.PathLike[str]) -> bool:
-    """Whether a package has a training step.
+    """Returns whether a package has a training step.
 
     Raises:
         PackageError: It is none.
@@ -87,7 +87,7 @@ def compared(
 
 
 def _examples(path: str | os.PathLike[str], known: Sequence[Any]) -> Any:
-    """The arguments that the model was saved with."""
+    """Returns the arguments that the model was saved with."""
     with Archive(path) as archive:
         tensors = stored.loaded(archive.read_memory(EXAMPLES))
         leaves: dict[str, Any] = {n: x.to(known[int(n)].device) for n, x in tensors.items()}

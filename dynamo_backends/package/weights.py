@@ -81,7 +81,7 @@ def _joined(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def loaded(content: Tensor) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, in its memory.
+    """Returns the tensors of a safetensors file, in its memory.
 
     safetensors' own reader copies what is not a file of its own.
 
@@ -111,7 +111,7 @@ def _tensor(data: Tensor, dtype: str, shape: list[int], data_offsets: list[int])
 
 
 def placed(tensor: Tensor, like: Spec) -> Tensor:
-    """The tensor, or a copy with the strides and on the device that are asked for.
+    """Returns the tensor, or a copy with the strides and on the device that are asked for.
 
     Raises:
         PackageError: Shape or dtype differ, or there is no such device.
@@ -130,7 +130,7 @@ def placed(tensor: Tensor, like: Spec) -> Tensor:
 
 
 def shared_with(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
-    """Which tensors a checkpoint has, under the same names and with the same contents.
+    """Returns which tensors a checkpoint has, under the same names and with the same contents.
 
     Raises:
         SaveError: There is none of them in the file.
@@ -161,7 +161,7 @@ def _equal(stored: Tensor, tensor: Tensor) -> bool:
 
 
 def from_checkpoint(path: Path, known: Checkpoint) -> dict[str, Tensor]:
-    """The tensors that a package takes from a checkpoint.
+    """Returns the tensors that a package takes from a checkpoint.
 
     Raises:
         PackageError: It is missing, or another one.
@@ -180,7 +180,7 @@ def from_checkpoint(path: Path, known: Checkpoint) -> dict[str, Tensor]:
 
 
 def file_sha256(path: Path) -> str:
-    """A checksum of a file."""
+    """Returns a checksum of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -38,7 +38,7 @@ class Whole:
     output_names: tuple[str, ...]
 
     def activations(self, values: Sequence[Any]) -> list[Any]:
-        """What the graph is given, of all inputs of the model's graph."""
+        """Returns what the graph is given, of all inputs of the model's graph."""
         return [values[place] for place in self.places]
 
 

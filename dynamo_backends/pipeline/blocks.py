@@ -339,7 +339,7 @@ class ProgramBuilder:
         return Program(steps, self._constants, len(registers), outputs)
 
     def _opened(self, graph: Graph) -> tuple[Graph, Sequence[Size]]:
-        """A part as eager runs it, and the sizes that it gets besides its inputs."""
+        """Returns a part as eager runs it, and the sizes that it gets besides its inputs."""
         return opened(graph) if self.serves_range else (graph, ())
 
     def _output(self, output: Any, registers: "Registers") -> "int | Literal":
@@ -367,7 +367,7 @@ class ProgramBuilder:
         )
 
     def _verify(self, executable: Executable) -> str:
-        """Which calls of an executable are compared with eager."""
+        """Returns which calls of an executable are compared with eager."""
         verify = str(self._options.verify)
         known = verify == "first" and executable.was_compared
         whole = self._options.is_proven_whole and not self._reverted

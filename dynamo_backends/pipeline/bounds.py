@@ -24,7 +24,7 @@ _CHOICES = 1024
 
 
 def round_up(value: int, growth: float, most: int | None = None) -> int:
-    """The bound for a size: any number to 8, a multiple of 4 to 32, of 8 from there on.
+    """Returns the bound for a size: any number to 8, a multiple of 4 to 32, of 8 from there on.
 
     Args:
         value: The size.
@@ -39,7 +39,7 @@ def round_up(value: int, growth: float, most: int | None = None) -> int:
 
 
 def positions(sizes: Sizes) -> int:
-    """How many positions a program for these sizes computes, in some unit."""
+    """Returns how many positions a program for these sizes computes, in some unit."""
     return math.prod(max(n, 1) for n in sizes.values())
 
 
@@ -70,7 +70,7 @@ class Rounding:
         self._named = named
 
     def narrow(self, sizes: Sizes) -> Sizes | None:
-        """The nearest bounds; None: the user's are too small, and there are no others."""
+        """Returns the nearest bounds; None: the user's are too small, and there are no others."""
         return self._rounded(sizes, self._growth)
 
     def wide(self, sizes: Sizes) -> Sizes | None:
@@ -115,14 +115,14 @@ class Demand:
         self._seen.put(tuple(sizes.values()), sizes)
 
     def is_met(self, bounds: Sizes, sizes: Sizes) -> bool:
-        """Whether sizes that a program serves need no narrower one."""
+        """Returns whether sizes that a program serves need no narrower one."""
         narrow = self._rounding.narrow(sizes)
         if narrow is None:
             return True
         return waste(bounds, sizes) <= max(self._allowed, waste(narrow, sizes))
 
     def wanted(self, there: Sequence[Sizes], refused: Collection[tuple[int, ...]]) -> Sizes | None:
-        """The bounds that would spare the calls so far the most; None: none would.
+        """Returns the bounds that would spare the calls so far the most; None: none would.
 
         Args:
             there: Bounds of the programs that there are.
@@ -138,7 +138,7 @@ class Demand:
         return best
 
     def _spare(self, sizes: Sizes, there: Sequence[Sizes]) -> int:
-        """The positions that are computed for sizes; 0: there may be so many."""
+        """Returns the positions that are computed for sizes; 0: there may be so many."""
         best = min((b for b in there if waste(b, sizes) < math.inf), key=positions, default=None)
         return 0 if best is None or self.is_met(best, sizes) else positions(best)
 
@@ -156,7 +156,7 @@ class Demand:
 def named_bounds(
     named: NamedBounds, inputs: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[int, ...]]:
-    """The bounds that the user named, by the symbol of the size.
+    """Returns the bounds that the user named, by the symbol of the size.
 
     Args:
         named: For all dimensions, or by input and dimension.

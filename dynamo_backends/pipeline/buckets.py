@@ -66,7 +66,7 @@ class Padded:
         self.used = 0
 
     def serves_at_once(self, sizes: Sizes) -> bool:
-        """Whether a call of these sizes takes less time than a compilation."""
+        """Returns whether a call of these sizes takes less time than a compilation."""
         factor = waste(self.bounds, sizes)
         return factor <= WASTE or (factor < math.inf and self.seconds < self.program.served.seconds)
 
@@ -130,7 +130,7 @@ class Counted:
         return results
 
     def _padding(self) -> float:
-        """The part of a call that is spent on padding, as far as sizes tell."""
+        """Returns the part of a call that is spent on padding, as far as sizes tell."""
         return 1 - 1 / waste(self._found.bounds, self._sizes)
 
     def _narrowest(self) -> Padded:
@@ -190,13 +190,13 @@ class PaddedPrograms:
         self._numbers: Sizes = {}
 
     def existing(self, values: Sequence[Any]) -> Program | None:
-        """What serves some sizes without any compilation, if they are known to be alike."""
+        """Returns what serves some sizes without any compilation, if they are known to be alike."""
         sizes = self._sizes(values)
         found = self.narrowest(self._proven, sizes) if self._proven else None
         return None if found is None else found.program
 
     def find(self, key: Hashable, values: Sequence[Any]) -> Counted | None:
-        """What runs calls of some sizes; None: they need an executable of their own.
+        """Returns what runs calls of some sizes; None: they need an executable of their own.
 
         Args:
             key: What the caller calls these sizes.
@@ -229,7 +229,7 @@ class PaddedPrograms:
         return max(COMPILATION_S, *(p.program.served.seconds for p in self._programs))
 
     def _sizes(self, values: Sequence[Any]) -> Sizes:
-        """What programs differ in; numbers are inputs of theirs like others."""
+        """Returns what programs differ in; numbers are inputs of theirs like others."""
         read, numbers = self._symbols.read(values), self._symbols.numbers
         self._numbers = {symbol: read[symbol] for symbol in numbers}
         return {symbol: size for symbol, size in read.items() if symbol not in numbers}
@@ -239,7 +239,7 @@ class PaddedPrograms:
         self._replaced += self.counted.drop(key)
 
     def narrowest(self, mark: str, sizes: Sizes) -> Padded | None:
-        """The program that wastes least."""
+        """Returns the program that wastes least."""
         return min(self._fitting(mark, sizes), key=lambda p: positions(p.bounds), default=None)
 
     def _fitting(self, mark: str, sizes: Sizes) -> list[Padded]:
@@ -252,7 +252,7 @@ class PaddedPrograms:
             padded.program.verify_again()
 
     def _proving(self, values: Sequence[Any]) -> str:
-        """The fingerprint of the graph for these sizes."""
+        """Returns the fingerprint of the graph for these sizes."""
         graph = self._symbols.specialized(values)
         PASSES(graph)
         if has_forgotten(graph.module.graph):
@@ -283,7 +283,7 @@ class PaddedPrograms:
         return found
 
     def _needed(self, mark: str, sizes: Sizes) -> Padded | None:
-        """A program for which a call waits: a wide one, if there can be such a one."""
+        """Returns a program for which a call waits: a wide one, if there can be such a one."""
         wide, narrow = self._rounding.wide(sizes), self._rounding.narrow(sizes)
         if wide is None or narrow is None:  # larger than the user's bounds
             return None
@@ -321,7 +321,7 @@ class PaddedPrograms:
         self._ask_for_narrower(mark)
 
     def _made(self, mark: str, bounds: Sizes) -> Padded | None:
-        """A new program; None if the passes make another graph for its bounds."""
+        """Returns a new program; None if the passes make another graph for its bounds."""
         graph = self._symbols.specialized(self._symbols.arguments({**self._numbers, **bounds}))
         PASSES(graph)
         if fingerprint(graph, ranged=True) != mark:

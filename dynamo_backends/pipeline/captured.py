@@ -233,7 +233,7 @@ class _GraphCompiler:
     def contained(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
     ) -> Callable[[list[Any]], Sequence[Any]]:
-        """What runs a graph: eager, if preparing it fails."""
+        """Returns what runs a graph: eager, if preparing it fails."""
         try:
             with clocked(StageClock()) as clock:
                 report.stage_seconds = clock.seconds
@@ -280,7 +280,7 @@ class _GraphCompiler:
         return checking(written, checks.before, checks.flag, eager)
 
     def _checks(self, graph: Graph, constants: Sequence[Tensor]) -> PositionChecks:
-        """The graph with what compiled code does not check."""
+        """Returns the graph with what compiled code does not check."""
         if not is_checked([place.meta.get("val") for place in graph.placeholders], self.residency):
             return PositionChecks(graph)
         checks = with_position_checks(graph, constants, self.facts_of_forward)
@@ -289,7 +289,7 @@ class _GraphCompiler:
         return checks
 
     def _placed(self, graph: Graph, names: Sequence[str]) -> Graph:
-        """The graph with what the options say of its inputs' places on a mesh."""
+        """Returns the graph with what the options say of its inputs' places on a mesh."""
         if not isinstance(self.backend, protocols.SpansMesh):
             return graph
         placed = self.backend.placements(graph, names, self.options)
@@ -310,7 +310,7 @@ class _GraphCompiler:
 
 
 def is_checked(inputs: Sequence[Any], residency: Residency | None) -> bool:
-    """Whether positions are checked: on CPUs.
+    """Returns whether positions are checked: on CPUs.
 
     Elsewhere reading a flag would wait for the device; eager raises no error at that call, either.
     """

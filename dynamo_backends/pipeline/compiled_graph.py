@@ -290,7 +290,7 @@ class CompiledGraph:
             )
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
-        """A program for new sizes: a padded one, unless these sizes were seen often."""
+        """Returns a program for new sizes: a padded one, unless these sizes were seen often."""
         with stages.clocked(stages.StageClock(self.report.stage_seconds)):
             if key not in self._counted:
                 known = self._of_first_sizes(values)
@@ -442,7 +442,7 @@ class CompiledGraph:
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:
-        """A program, and whether it serves a range of sizes."""
+        """Returns a program, and whether it serves a range of sizes."""
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
         arena.rest()

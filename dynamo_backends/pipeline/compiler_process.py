@@ -105,7 +105,7 @@ class CompilerProcess:
         self._process.disown()
 
     def do(self, job: Job) -> dict[str, Any] | None:
-        """What came of a job; None: the other process cannot do it.
+        """Returns what came of a job; None: the other process cannot do it.
 
         Raises:
             DynamoBackendsError: As the backend did there; or its compiler crashed.
@@ -167,7 +167,7 @@ def compiled(
     make: Callable[[], Executable],
     came: dict[str, bytes],
 ) -> Executable:
-    """An executable of a block, compiled elsewhere if that is possible.
+    """Returns an executable of a block, compiled elsewhere if that is possible.
 
     Args:
         backend: What compiles it.
@@ -196,7 +196,7 @@ def journaled(
     make: Callable[[], Executable],
     came: dict[str, bytes],
 ) -> Executable:
-    """An executable of a block, compiled in this process unless that has ended one before.
+    """Returns an executable of a block, compiled in this process unless that has ended one before.
 
     What has is compiled in another process, and refused if that ends, too.
 
@@ -238,7 +238,7 @@ def journaled(
 def _done(
     task: Task, backend: Backend, options: Options, plan: Plan, graph: Graph
 ) -> dict[str, Any] | None:
-    """What came of a job; None: it is to be done in this process."""
+    """Returns what came of a job; None: it is to be done in this process."""
     key = protocols.cache_key(backend, options)
     if key is None or process.is_unusable:
         return None
@@ -285,12 +285,12 @@ def _text(data: bytes) -> str:
 
 
 def answered_parts(parts: Mapping[str, bytes]) -> dict[str, Any]:
-    """What `Executable.dump` gave, as an answer."""
+    """Returns what `Executable.dump` gave, as an answer."""
     return {"parts": {name: _text(part) for name, part in parts.items()}}
 
 
 def answered_plan(plan: Plan) -> dict[str, Any]:
-    """A plan as an answer."""
+    """Returns a plan as an answer."""
     return {"plan": {"eager": dict(plan.eager), "decomposed": sorted(plan.decomposed)}}
 
 

@@ -27,7 +27,7 @@ from dynamo_backends.tuning.requests import answer_all
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What came of a job, or why it is none for this process; {} without one."""
+    """Returns what came of a job, or why it is none for this process; {} without one."""
     if "job" not in request:
         return {}
     try:
@@ -43,7 +43,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(job: Job) -> tuple[Backend, Graph]:
-    """The backend, and the graph; torch is set as in the process that asks."""
+    """Returns the backend, and the graph; torch is set as in the process that asks."""
     os.environ.clear()
     os.environ.update(job.environment)
     torch.set_num_threads(job.threads)

@@ -20,7 +20,7 @@ UNCOMPILED = "the graph could not be compiled"
 def describe_fallbacks(
     split: Partition, by_design: Collection[str], silent: Collection[str]
 ) -> tuple[Fallback, ...]:
-    """What runs in eager, grouped by operator and reason.
+    """Returns what runs in eager, grouped by operator and reason.
 
     Args:
         split: The partition.
@@ -48,7 +48,7 @@ def describe_uncompiled(report: GraphReport, graph: fx.Graph) -> None:
 
 
 def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:
-    """The parts of a partition in the order in which they run."""
+    """Returns the parts of a partition in the order in which they run."""
     return tuple(
         PartReport(
             backend if part.on_backend else "eager",

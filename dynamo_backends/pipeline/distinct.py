@@ -17,7 +17,7 @@ log = logging.getLogger("dynamo_backends")
 def with_distinct_sizes(
     symbols: Symbols, graph: Graph, still: Collection[Any] = ()
 ) -> Graph | None:
-    """A graph for sizes of which no two symbols have the same, after all passes.
+    """Returns a graph for sizes of which no two symbols have the same, after all passes.
 
     The caches of two layers are as long as each other in every call, and yet two sizes.
 

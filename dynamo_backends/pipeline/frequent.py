@@ -68,7 +68,7 @@ class FrequentSizes:
         return self._failures >= FAILURES or not self._rivals.most
 
     def choose(self, program: Compiled, args: Sequence[Any]) -> Compiled:
-        """What runs a call.
+        """Returns what runs a call.
 
         Args:
             program: That for all sizes.
@@ -91,7 +91,7 @@ class FrequentSizes:
         return _Sample(program, lambda seconds: self._note(key, seconds))
 
     def _is_worth_it(self, key: Hashable) -> bool:
-        """Whether to ask for an executable; no more are open than may fail."""
+        """Returns whether to ask for an executable; no more are open than may fail."""
         may_ask = key not in self._asked and len(self._asked) < KNOWN
         has_room = self._failures + len(self._open) < FAILURES
         return may_ask and has_room and self._pays(GAIN * (self._spent.get(key) or 0.0))

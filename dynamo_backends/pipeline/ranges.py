@@ -142,12 +142,12 @@ class RangedPrograms:
         self._candidates.put(made.mark, made)
 
     def existing(self, mark: str) -> Comparable | None:
-        """The program of a graph with this fingerprint; None: there is none."""
+        """Returns the program of a graph with this fingerprint; None: there is none."""
         found = self._candidates.get(mark)
         return found.program if found is not None else None
 
     def find(self, graph: Graph) -> Comparable | None:
-        """The program that is right for a graph of other sizes; None: there is none yet.
+        """Returns the program that is right for a graph of other sizes; None: there is none yet.
 
         Its next call is verified as its first one was.
 

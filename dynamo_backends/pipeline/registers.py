@@ -22,7 +22,7 @@ class Registers:
         self._sizes: dict[sympy.Expr, tuple[int, Size | FloatOfSizes]] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns how many there are."""
         return len(self._of) + len(self._sizes)
 
     def add(self, names: Iterable[str]) -> None:
@@ -31,11 +31,11 @@ class Registers:
             self._of.setdefault(name, len(self._of))
 
     def of(self, name: str) -> int:
-        """The register of a value."""
+        """Returns the register of a value."""
         return self._of[name]
 
     def of_size(self, size: Size | FloatOfSizes) -> int:
-        """The register of a size, or a float of sizes, that differs from call to call."""
+        """Returns the register of a size, or a float of sizes, that differs from call to call."""
         return self._sizes.setdefault(size.expression, (len(self), size))[0]
 
     def sizes_computed(self, places: Sequence[fx.Node]) -> Iterator[Instruction]:
@@ -58,7 +58,7 @@ def dead_after(
     writes: Sequence[Sequence[int]],
     outputs: Sequence[int | Literal],
 ) -> list[tuple[int, ...]]:
-    """The registers that nobody reads after each part.
+    """Returns the registers that nobody reads after each part.
 
     Args:
         reads: Of each part.

@@ -57,7 +57,7 @@ class Capture:
     mark: str = ""
 
     def is_of_same_function(self, other: "Capture") -> bool:
-        """Whether another graph may be the same function of other sizes."""
+        """Returns whether another graph may be the same function of other sizes."""
         mine, theirs = (
             (x.function, x.backend, x.options, x.graph.kind, len(x.constants))
             for x in (self, other)

@@ -73,7 +73,7 @@ class _Place(ctypes.Structure):
 
 
 def _loaded_at(library: Any, name: str) -> int | None:
-    """The address at which the library begins that a function of the process is from."""
+    """Returns the address at which the library begins that a function of the process is from."""
     place = _Place()
     library.dladdr.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     found = library.dladdr(
@@ -83,7 +83,7 @@ def _loaded_at(library: Any, name: str) -> int | None:
 
 
 def _is_wanted() -> bool:
-    """Whether the environment does not turn reserves off."""
+    """Returns whether the environment does not turn reserves off."""
     return os.environ.get("DYNAMO_BACKENDS_RESERVE", "1") != "0"
 
 
@@ -263,7 +263,7 @@ class Reserve:
                 found.is_enough |= size > self._piece
 
     def _take_piece(self, size: int, rooms: Sequence[_Room], tries: int = 1) -> _Room | None:
-        """The one of these rooms where malloc found it; None if that was elsewhere."""
+        """Returns the one of these rooms where malloc found it; None if that was elsewhere."""
         malloc, free = _glibc().malloc, _glibc().free
         found = None
         elsewhere: list[int] = []  # in smaller free pieces that are large enough, too
@@ -284,7 +284,7 @@ class Reserve:
         return found
 
     def _is_found(self) -> bool:
-        """Whether malloc looks where it is supposed to."""
+        """Returns whether malloc looks where it is supposed to."""
         if not all(room.is_enough for room in self._rooms):
             return False
         with self:
@@ -300,7 +300,7 @@ class Reserve:
 
 
 def _is_mapped(pointer: int) -> bool:
-    """Whether malloc had no free piece and mapped this block from the system."""
+    """Returns whether malloc had no free piece and mapped this block from the system."""
     return bool(ctypes.c_size_t.from_address(pointer - _HEADER).value & 2)
 
 
@@ -375,7 +375,7 @@ def memory_for(size: int, wanted: bool = True) -> contextlib.AbstractContextMana
 
 
 def keeping(size: int, run: Callable[..., Any], wanted: bool = True) -> Callable[..., Any]:
-    """A function that finds its memory in each call, without page faults.
+    """Returns a function that finds its memory in each call, without page faults.
 
     Args:
         size: Bytes that live at once, in blocks of any size.

@@ -69,7 +69,7 @@ class DiskCache:
         self._what = what
 
     def get(self, key: str) -> dict[str, bytes] | None:
-        """The parts stored under a key; None if there is no intact entry."""
+        """Returns the parts stored under a key; None if there is no intact entry."""
         data = self.read(self._name(key))
         if data is None:
             return None
@@ -84,7 +84,7 @@ class DiskCache:
         return self.write(self._name(key), _encode(parts))
 
     def read(self, name: str) -> bytes | None:
-        """A file of another form; None if it is not there, or the folder cannot be used."""
+        """Returns a file of another form; None if it is not there, or the folder cannot be used."""
         try:
             with open_private(self.folder) as folder:
                 return folder.read(name)

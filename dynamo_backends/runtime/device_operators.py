@@ -102,7 +102,7 @@ def _moves_array(target: Tensor, source: Tensor, *_: Any) -> bool:
 
 
 def _cloned(source: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    """A clone that shares the array; an ordinary one if there is none."""
+    """Returns a clone that shares the array; an ordinary one if there is none."""
     value = value_of(source)
     layout = kwargs.get("memory_format") or torch.preserve_format
     made = torch.empty_like(source, memory_format=layout)

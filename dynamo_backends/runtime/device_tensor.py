@@ -49,7 +49,7 @@ def part_of(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
 
 
 def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
-    """What this process has to write; of several that have the same, one does.
+    """Returns what this process has to write; of several that have the same, one does.
 
     Args:
         handle: Of a tensor that is to be written.
@@ -73,7 +73,7 @@ def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
 
 
 def chunks(handle: Tensor) -> list[Any]:
-    """What this process has to read: all of it."""
+    """Returns what this process has to read: all of it."""
     return [ChunkStorageMetadata(Size((0,) * handle.dim()), handle.shape)]
 
 
@@ -126,14 +126,14 @@ class DeviceTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     def __tensor_flatten__(self) -> tuple[list[str], str]:
-        """What AOT Autograd gives to compiled graphs, and what it guards."""
+        """Returns what AOT Autograd gives to compiled graphs, and what it guards."""
         return ["_handle"], self.home
 
     @staticmethod
     def __tensor_unflatten__(
         inner: Mapping[str, Tensor], home: str, outer_size: Any, outer_stride: Any
     ) -> "DeviceTensor":
-        """The reverse of `__tensor_flatten__`."""
+        """Returns the reverse of `__tensor_flatten__`."""
         return wrapped(inner["_handle"], home)
 
     @classmethod
@@ -162,7 +162,7 @@ class DeviceTensor(Tensor):
         return private.return_and_correct_aliasing(func, args, kwargs, results)
 
     def host(self) -> Tensor:
-        """The handle, with its contents on the host; writing to it is not noticed."""
+        """Returns the handle, with its contents on the host; writing to it is not noticed."""
         return on_host(self._handle)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -211,7 +211,7 @@ class DeviceTensor(Tensor):
         return self.host().tolist()
 
     def data_ptr(self) -> int:
-        """The address on the host, where others may write from now on."""
+        """Returns the address on the host, where others may write from now on."""
         self._expose()
         return self._handle.data_ptr()
 
@@ -225,7 +225,7 @@ class DeviceTensor(Tensor):
         return plain.__reduce_ex__(protocol)
 
     def __create_write_items__(self, name: str, _: Any) -> list[Any]:
-        """What torch.distributed.checkpoint asks for; see `write_items`."""
+        """Returns what torch.distributed.checkpoint asks for; see `write_items`."""
         items, self._is_in_parts = write_items(self._handle, name)
         return items
 
@@ -240,7 +240,7 @@ class DeviceTensor(Tensor):
         return self if found is None else found[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceTensor":
-        """A copy on the device; copies of views of one tensor are views of one."""
+        """Returns a copy on the device; copies of views of one tensor are views of one."""
         if id(self) in memo:
             found: DeviceTensor = memo[id(self)]
             return found
@@ -281,7 +281,7 @@ def _refuse_copy(tensor: Tensor) -> NoReturn:
 
 
 def _copied(handle: Tensor, memo: dict[int, Any]) -> Tensor:
-    """A handle on a copy of the storage; one copy for all handles on it."""
+    """Returns a handle on a copy of the storage; one copy for all handles on it."""
     value = value_of(handle)
     if value is None:
         copied: Tensor = copy.deepcopy(handle, memo)
@@ -301,7 +301,7 @@ def _copied(handle: Tensor, memo: dict[int, Any]) -> Tensor:
 
 
 def wrapped(handle: Tensor, home: str) -> DeviceTensor:
-    """The tensor with a handle; an ordinary tensor becomes one."""
+    """Returns the tensor with a handle; an ordinary tensor becomes one."""
     if not private.is_traced(handle) and value_of(handle) is None:
         keep(handle, DeviceValue(home_named(home), handle.dtype, None))
     return DeviceTensor(handle, home)
@@ -320,12 +320,12 @@ def to_home(tensor: Tensor, home: Home) -> DeviceTensor:
 
 
 def handle_of(value: Any) -> Any:
-    """What a compiled graph returns for a value: of a `DeviceTensor` its handle."""
+    """Returns what a compiled graph returns for a value: of a `DeviceTensor` its handle."""
     return value._handle if isinstance(value, DeviceTensor) else value
 
 
 def as_device_tensor(value: Any) -> Any:
-    """A handle as the tensor that it is of; anything else as it is."""
+    """Returns a handle as the tensor that it is of; anything else as it is."""
     if type(value) is not Tensor:
         return value
     found = value_of(value)
@@ -333,12 +333,12 @@ def as_device_tensor(value: Any) -> Any:
 
 
 def contents_of(tensor: Tensor) -> DeviceValue | None:
-    """Where the contents of a tensor live, if it is a `DeviceTensor`."""
+    """Returns where the contents of a tensor live, if it is a `DeviceTensor`."""
     return value_of(tensor._handle) if isinstance(tensor, DeviceTensor) else None
 
 
 def moved(tensor: Tensor, home: Home | None) -> Tensor:
-    """A leaf that lives on a device, its contents on the way there; on the host for None.
+    """Returns a leaf that lives on a device, its contents on the way there; on the host for None.
 
     Args:
         tensor: From anywhere; returned as it is if it is there.
@@ -355,7 +355,7 @@ def moved(tensor: Tensor, home: Home | None) -> Tensor:
 
 
 def _leaf(tensor: Tensor, made: Tensor) -> Tensor:
-    """A leaf of the kind that `tensor` is, with other contents."""
+    """Returns a leaf of the kind that `tensor` is, with other contents."""
     if private.is_parameter(tensor):
         return torch.nn.Parameter(made, requires_grad=tensor.requires_grad)
     return made.requires_grad_(tensor.requires_grad)

@@ -25,7 +25,7 @@ class Home(Protocol):
         """Such as "tpu:0"."""
 
     def upload(self, tensor: Tensor) -> Any:
-        """An array with the contents of a row-major tensor, which may change afterwards."""
+        """Returns an array with the contents of a row-major tensor, which may change afterwards."""
 
     def download(self, array: Any, flat: Tensor) -> None:
         """Writes an array's contents to a tensor of one dimension.
@@ -57,7 +57,7 @@ def register_computer(name: str, compute: Computer) -> None:
 
 
 def computer_of(name: str) -> Computer | None:
-    """What runs single operators on a device; None: nothing does."""
+    """Returns what runs single operators on a device; None: nothing does."""
     return _computers.get(name)
 
 
@@ -113,7 +113,7 @@ class DeviceValue:
         self.on_host = True
 
     def send(self, tensor: Tensor, shape: Sequence[int]) -> Any:
-        """The array on the device, brought there if need be.
+        """Returns the array on the device, brought there if need be.
 
         Args:
             tensor: On the storage.
@@ -188,7 +188,7 @@ def keep(tensor: Tensor, value: DeviceValue) -> Tensor:
 def on_device(
     home: Home, array: Any, shape: Sequence[int], dtype: torch.dtype, origin: str = ""
 ) -> Tensor:
-    """A tensor whose contents are an array on a device.
+    """Returns a tensor whose contents are an array on a device.
 
     Args:
         home: The device.
@@ -209,7 +209,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def fills_storage(tensor: Tensor) -> bool:
-    """Whether a tensor's elements are all of its storage, as the value has them."""
+    """Returns whether a tensor's elements are all of its storage, as the value has them."""
     value = value_of(tensor)
     same = value is None or value.dtype is tensor.dtype
     size = math.prod(tensor.shape) * tensor.element_size()

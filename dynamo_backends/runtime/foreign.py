@@ -33,7 +33,7 @@ _PACKAGES = {"tpu": "torch_tpu", "xla": "torch_xla"}
 
 
 def foreign_kind(tensors: Iterable[Any], devices: Sequence[str] = ()) -> str | None:
-    """The type of the first device that is neither this package's nor among `devices`."""
+    """Returns the type of the first device that is neither this package's nor among `devices`."""
     kinds = (t.device.type for t in tensors if isinstance(t, Tensor))
     return next((kind for kind in kinds if kind not in OURS and kind not in devices), None)
 
@@ -154,7 +154,7 @@ def refuse_taken(kind: str) -> None:
 
 
 def _named(kind: str) -> str:
-    """A device, with the package that provides it if that is known."""
+    """Returns a device, with the package that provides it if that is known."""
     package = _PACKAGES.get(kind)
     return repr(kind) if package is None else f"{kind!r} of {package}"
 

@@ -68,7 +68,7 @@ def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """The tensor's bits as integers, so that NaN equals itself; strides are kept."""
+    """Returns the tensor's bits as integers, so that NaN equals itself; strides are kept."""
     return memory_bits(tensor.resolve_conj().resolve_neg())
 
 
@@ -110,7 +110,7 @@ def _samples(tensor: Tensor) -> list[Tensor]:
 
 
 def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
-    """The addresses of the weights; what they are looked up by."""
+    """Returns the addresses of the weights; what they are looked up by."""
     found = tuple(map(Tensor.data_ptr, weights))
     return found if all(found) else tuple(map(_place, weights, found))
 
@@ -172,7 +172,7 @@ class Snapshot:
         self._refs = [weakref.ref(w, lambda _: on_death()) for w in weights]
 
     def is_of(self, weights: Sequence[Tensor]) -> bool:
-        """Whether these are the same tensor objects, wherever their memory is now."""
+        """Returns whether these are the same tensor objects, wherever their memory is now."""
         return all(ref() is w for ref, w in zip(self._refs, weights, strict=True))
 
     def note_step(self, storages: frozenset[int]) -> None:
@@ -190,7 +190,7 @@ class Snapshot:
         return torch.cat(views) if views[0].ndim == 1 else torch.cat([v.flatten() for v in views])
 
     def is_current(self, weights: Sequence[Tensor]) -> bool:
-        """Whether weights at the same addresses still have the values of the snapshot."""
+        """Returns whether weights at the same addresses still have the values of the snapshot."""
         watched = self._watched(weights)
         if not watched:
             return True

@@ -71,7 +71,7 @@ def load_or_compile(
 
 
 def _key(backend: Backend, options: Options, mark: str) -> str | None:
-    """What it is called in the disk cache; None: it is not kept there."""
+    """Returns what it is called in the disk cache; None: it is not kept there."""
     versions = protocols.cache_key(backend, options) if options.cache else None
     if versions is None:
         return None

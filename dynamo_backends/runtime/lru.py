@@ -22,11 +22,11 @@ class LRU(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Returns how many there are."""
         return len(self._values)
 
     def __contains__(self, key: Key) -> bool:
-        """Whether there is a value of a key; to ask is no use of it."""
+        """Returns whether there is a value of a key; to ask is no use of it."""
         return key in self._values
 
     def values(self) -> ValuesView[Value]:
@@ -34,7 +34,7 @@ class LRU(Generic[Key, Value]):
         return self._values.values()
 
     def get(self, key: Key) -> Value | None:
-        """The value of a key, which is thereby used; None: there is none."""
+        """Returns the value of a key, which is thereby used; None: there is none."""
         try:
             self._values.move_to_end(key)
             return self._values[key]

@@ -30,7 +30,7 @@ class OutsideInputs:
         self._seen: list[tuple[weakref.ref[Tensor] | None, int]] = [(None, 0)] * len(check.stable)
 
     def __call__(self, args: Sequence[Any]) -> bool:
-        """Whether one is.
+        """Returns whether one is.
 
         Args:
             args: The inputs of the graph.
@@ -72,7 +72,7 @@ class OutOfRangeError(Exception):
 
 
 def raising(run: Run, flag: int | None) -> Run:
-    """A compiled graph that raises an error for `checking` where its flag is set.
+    """Returns a compiled graph that raises an error for `checking` where its flag is set.
 
     Args:
         run: The compiled graph: list in, sequence out.
@@ -91,7 +91,7 @@ def raising(run: Run, flag: int | None) -> Run:
 
 
 def checking(run: Run, before: InputCheck | None, flag: int | None, eager: Run) -> Run:
-    """A compiled graph that repeats calls in eager whose positions are out of range.
+    """Returns a compiled graph that repeats calls in eager whose positions are out of range.
 
     Args:
         run: The compiled graph (see `raising`), with all that is done of its results.
@@ -134,7 +134,7 @@ def marked(eager: Callable[..., Any], *args: Any) -> Any:
 
 
 def _is_of_eager(error: BaseException) -> bool:
-    """Whether eager has raised an error: the inputs are to blame."""
+    """Returns whether eager has raised an error: the inputs are to blame."""
     return getattr(error, _MARK, False)
 
 

@@ -35,7 +35,7 @@ def computing(run: Run, is_lazy: Callable[[Any], bool] = is_lazy) -> Run:
 
 
 def in_order(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]:
-    """A function from weights and activations to a graph's inputs, in the graph's order."""
+    """Returns a function from weights and activations to a graph's inputs, in the graph's order."""
     places = (*graph.weights, *graph.activations)
     order = sorted(range(len(places)), key=places.__getitem__)
 
@@ -96,7 +96,7 @@ class PreparedExecutable(Executable):
         """Compiles weights in, all or none; the function takes the other inputs of the graph."""
 
     def prepare_live(self) -> Run:
-        """The function that takes all inputs of the graph, in its order."""
+        """Returns the function that takes all inputs of the graph, in its order."""
         return self.prepare(())
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:

@@ -41,7 +41,7 @@ class PrivateFolder:
         self._descriptor = descriptor
 
     def read(self, name: str) -> bytes:
-        """What a file holds; its time of last use is now.
+        """Returns what a file holds; its time of last use is now.
 
         Raises:
             OSError: It is not there, or no file: a link, a pipe or a device.
@@ -124,7 +124,7 @@ def open_private(path: Path, create: bool = False) -> Iterator[PrivateFolder]:
 
 
 def _walk(path: Path, create: bool) -> int:
-    """A descriptor of a folder, all of whose parents are checked."""
+    """Returns a descriptor of a folder, all of whose parents are checked."""
     here, at = os.open("/", _FOLDER), Path("/")
     names = [*reversed(path.parts[1:])]
     links = 0
@@ -207,7 +207,7 @@ def require_file(handle: int, path: Path) -> None:
 
 
 def open_file(path: Path) -> int:
-    """A descriptor for reading a file; does not wait for the other end of a pipe.
+    """Returns a descriptor for reading a file; does not wait for the other end of a pipe.
 
     Raises:
         OSError: It is not there, or no file.

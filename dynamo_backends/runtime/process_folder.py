@@ -71,7 +71,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Whether no process uses a folder."""
+    """Returns whether no process uses a folder."""
     try:
         handle = os.open(folder / _LOCK, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
     except OSError:

@@ -34,7 +34,7 @@ def processor() -> str:
 
 @functools.cache
 def processor_class() -> str:
-    """What the choice among ready kernels depends on; empty where that is not known."""
+    """Returns what the choice among ready kernels depends on; empty where that is not known."""
     flags = set(_flags().split())
     found = (level for level, needed in _LEVELS.items() if flags.issuperset(needed))
     level = next(found, "")
@@ -55,7 +55,7 @@ def _flags() -> str:
 
 @functools.cache
 def processor_name() -> str:
-    """What the processor is called, for people and for keys of what was measured on it."""
+    """Returns what the processor is called, for people and for keys of what was measured on it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

@@ -19,7 +19,7 @@ _UNSEEN = contextlib.nullcontext()
 
 
 def graph_name(report: GraphReport, backend: str = "") -> str:
-    """What a graph is called.
+    """Returns what a graph is called.
 
     Args:
         report: Of the graph.
@@ -30,7 +30,7 @@ def graph_name(report: GraphReport, backend: str = "") -> str:
 
 
 def part_names(graph: str, on_backend: Sequence[bool]) -> list[str]:
-    """What the parts of a graph are called.
+    """Returns what the parts of a graph are called.
 
     Args:
         graph: Its name.
@@ -45,7 +45,7 @@ def profiled_as(name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def always_named(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose calls have a name in profilers' traces.
+    """Returns a function whose calls have a name in profilers' traces.
 
     Args:
         name: Empty: none.

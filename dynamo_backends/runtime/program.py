@@ -38,7 +38,7 @@ Getter = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def pick(positions: Sequence[int]) -> Getter:
-    """A fast function that picks the given positions out of a sequence."""
+    """Returns a fast function that picks the given positions out of a sequence."""
     if not positions:
         return lambda _: ()
     first, count = positions[0], len(positions)
@@ -193,7 +193,7 @@ class Block:
             log.debug("binding weights ahead failed", exc_info=True)
 
     def _region(self, values: Sequence[Any]) -> str:
-        """Which operators are wrong, in words; empty if nobody asked."""
+        """Returns which operators are wrong, in words; empty if nobody asked."""
         if self._compile_part is None or not bisection.is_requested():
             return ""
         try:
@@ -207,7 +207,7 @@ class Block:
         return f"; the smallest part that is wrong: {region}"
 
     def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The weights and the activations among the values of the graph's inputs."""
+        """Returns the weights and the activations among the values of the graph's inputs."""
         return self._pick_weights(values), self._pick_activations(values)
 
     def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:

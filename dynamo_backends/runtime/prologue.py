@@ -19,7 +19,7 @@ from dynamo_backends.interface.report import GraphReport
 
 
 def with_prologue(graph: Graph, make: Callable[[Graph], Executable]) -> Executable:
-    """An executable of a graph whose calls on weights alone run when weights are bound.
+    """Returns an executable of a graph whose calls on weights alone run when weights are bound.
 
     Views of weights cost nothing and stay where they are.
 
@@ -58,7 +58,7 @@ class Prologue:
         self.rest = rest
 
     def __call__(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """The weights of `rest`.
+        """Returns the weights of `rest`.
 
         Args:
             weights: Of the graph.
@@ -76,7 +76,7 @@ class Prologue:
 
 
 def _early(graph: Graph) -> list[fx.Node]:
-    """The calls of the prologue, in order."""
+    """Returns the calls of the prologue, in order."""
     places = graph.placeholders
     known = {places[i] for i in graph.weights}
     for node in graph.calls:
@@ -110,7 +110,7 @@ class _WithPrologue(Executable):
 def _inputs(
     graph: Graph, direct: Sequence[fx.Node], made: Sequence[fx.Node]
 ) -> list[tuple[fx.Node, Input]]:
-    """Those of the rest: weights, what the prologue makes, and what is no weight."""
+    """Returns those of the rest: weights, what the prologue makes, and what is no weight."""
     roles = dict(zip(graph.placeholders, graph.inputs, strict=True))
     inputs = [(n, roles[n]) for n in direct]
     inputs += [(n, Input(n.name, Role.CONSTANT, frozen=True)) for n in made]

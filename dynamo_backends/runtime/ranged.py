@@ -147,7 +147,7 @@ class RangedLayout:
                 raise RuntimeError(f"{who}'s program gives {found} instead of {list(shape)}")
 
     def export(self, results: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
-        """The results of a call as torch promises them.
+        """Returns the results of a call as torch promises them.
 
         Args:
             results: From the program.
@@ -184,7 +184,7 @@ class RangedCalls:
         self._strides = [slice(*pair) for pair in itertools.pairwise(ends)]
 
     def around(self, run: Callable[..., Sequence[Any]], inputs: Callable[..., Any] = list) -> Bound:
-        """A function from activations to results with the strides of eager.
+        """Returns a function from activations to results with the strides of eager.
 
         Args:
             run: The function.

@@ -29,7 +29,7 @@ class Residency:
     home: str | None
 
     def around(self, run: Boxed, graph: fx.Graph) -> Boxed:
-        """A compiled graph of AOT Autograd's.
+        """Returns a compiled graph of AOT Autograd's.
 
         Args:
             run: From the pipeline.
@@ -69,12 +69,12 @@ class Residency:
 
 
 def home_of(values: Sequence[Any]) -> str | None:
-    """The device of the first value that lives on one."""
+    """Returns the device of the first value that lives on one."""
     return next((x.home for x in values if isinstance(x, DeviceTensor)), None)
 
 
 def _taken(args: list[Any], convert: Callable[[Any], Any]) -> list[Any]:
-    """The arguments of a boxed call, which are cleared."""
+    """Returns the arguments of a boxed call, which are cleared."""
     values = list(map(convert, args))
     args.clear()
     return values

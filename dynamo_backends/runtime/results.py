@@ -20,7 +20,7 @@ class Results:
         self._strides = [v.stride() if isinstance(v, Tensor) else None for v in values]
 
     def __call__(self, results: Sequence[Any]) -> list[Any]:
-        """The results; those with other strides are copied."""
+        """Returns the results; those with other strides are copied."""
         return [
             r if s is None or r.stride() == s else restride(r, s)
             for r, s in zip(results, self._strides, strict=True)
@@ -28,7 +28,7 @@ class Results:
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """A tensor with these strides and the same elements; a copy only if they matter.
+    """Returns a tensor with these strides and the same elements; a copy only if they matter.
 
     Args:
         tensor: Of any shape.

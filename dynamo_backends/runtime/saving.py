@@ -10,7 +10,7 @@ E = TypeVar("E", bound=Executable)
 
 
 def whole_executable(report: GraphReport, kind: type[E], vendor: str, hint: str = "") -> E:
-    """The executable that runs all of a compiled graph.
+    """Returns the executable that runs all of a compiled graph.
 
     Args:
         report: Of the graph.

@@ -58,7 +58,7 @@ class HoldsFor:
 
 @functools.cache
 def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdict]] | None:
-    """A table of a vendor by kinds of calls, and what it holds for; None if there is none.
+    """Returns a table of a vendor by kinds of calls, and what it holds for; None if there is none.
 
     Args:
         backend: Name of the vendor's backend.
@@ -76,7 +76,7 @@ def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdic
 
 
 def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
-    """The table of a vendor by kinds of calls; empty if it does not hold here.
+    """Returns the table of a vendor by kinds of calls; empty if it does not hold here.
 
     Args:
         backend: Name of the vendor's backend.
@@ -116,7 +116,7 @@ def _path(backend: str, processor: str) -> Path:
 
 
 def table_text(holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> str:
-    """A table as text: a line for each kind, in order, so that changes can be read."""
+    """Returns a table as text: a line for each kind, in order, so that changes can be read."""
     first = min(verdicts)
     settings = first[: first.find(") ") + 2]
     if not all(kind.startswith(settings) for kind in verdicts):

@@ -98,7 +98,7 @@ class Verdicts:
         self._lock = fork_safe_rlock()
 
     def __call__(self, kind: str, find: Callable[[], Verdict], keep: bool) -> Verdict:
-        """The verdict on a kind of call, which `find` gives the first time.
+        """Returns the verdict on a kind of call, which `find` gives the first time.
 
         Args:
             kind: See `trials.kind_of`; with everything else that the verdict depends on.
@@ -114,7 +114,7 @@ class Verdicts:
             return verdict
 
     def _tried(self, kind: str, find: Callable[[], Verdict]) -> Verdict:
-        """A verdict by a trial, unless one has ended a process."""
+        """Returns a verdict by a trial, unless one has ended a process."""
         journal = CompileJournal(self._key(kind))
         if journal.outcome is not Outcome.UNKNOWN:
             return Verdict(ENDED)
@@ -146,7 +146,7 @@ class Verdicts:
                 self.put(kind, verdict, keep)
 
     def get(self, kind: str, keep: bool) -> Verdict | None:
-        """The verdict on a kind of call; None if there is none yet.
+        """Returns the verdict on a kind of call; None if there is none yet.
 
         Raises:
             TrialNeededError: There is none, and the thread is to make no trials.
@@ -177,7 +177,7 @@ class Verdicts:
         return dict(self._known)
 
     def here(self) -> HoldsFor:
-        """What verdicts of this process hold for."""
+        """Returns what verdicts of this process hold for."""
         return HoldsFor(
             get_backend(self._backend).versions(),
             ".".join(torch.__version__.split(".")[:2]),

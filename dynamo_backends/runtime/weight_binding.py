@@ -46,7 +46,7 @@ class WeightBinding:
         self._recent: _Model | None = None
 
     def bound(self, weights: Sequence[Tensor]) -> Bound:
-        """The function that computes with these weights, which are prepared if need be."""
+        """Returns the function that computes with these weights, which are prepared if need be."""
         model = self._recent
         key = pointers(weights)
         if model is not None and model.key == key and model.is_current(weights):
@@ -127,7 +127,7 @@ class _Model:
     rest: int
 
     def is_current(self, weights: Sequence[Tensor]) -> bool:
-        """Whether weights at the same addresses are as they were prepared."""
+        """Returns whether weights at the same addresses are as they were prepared."""
         if not self.is_asked or not self.snapshot.is_current(weights):
             return False
         self.wasted = self.rest

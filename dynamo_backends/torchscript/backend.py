@@ -50,7 +50,7 @@ class TorchScript(Backend):
         return self.available()
 
     def available(self) -> Availability:
-        """Whether what this backend needs of TorchScript is there."""
+        """Returns whether what this backend needs of TorchScript is there."""
         return Availability(True, f"TorchScript of torch {torch.__version__}")
 
     def prepare(self, graph: Graph, options: Any) -> None:

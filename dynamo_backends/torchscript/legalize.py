@@ -38,7 +38,7 @@ _RULES: dict[OpOverload, Rule] = {}
 
 
 def spelling(node: fx.Node) -> Spelled | None:
-    """The call as TorchScript's passes know it; None: as it is."""
+    """Returns the call as TorchScript's passes know it; None: as it is."""
     rule = _RULES.get(node.target)  # type: ignore[call-overload]
     return None if rule is None else rule(node)
 
@@ -80,7 +80,7 @@ def _linear_without_bias(node: fx.Node) -> Spelled | None:
 
 
 def _transposed(node: Any) -> fx.Node | None:
-    """What a node is the matrix transpose of."""
+    """Returns what a node is the matrix transpose of."""
     if node.target is aten.t.default:
         return node.args[0]
     if node.target is aten.permute.default and [d % 2 for d in node.args[1]] == [1, 0]:
@@ -124,5 +124,5 @@ def _reshape(node: fx.Node) -> Spelled:
 
 
 def _first(node: fx.Node) -> bool:
-    """Whether only the first of several results is used."""
+    """Returns whether only the first of several results is used."""
     return all(u.target is operator.getitem and u.args[1] == 0 for u in node.users)

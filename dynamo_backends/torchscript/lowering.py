@@ -46,7 +46,7 @@ def lower(graph: Graph) -> Any:
 
 
 def why_not(node: fx.Node) -> str | None:
-    """Why a call cannot be expressed in TorchScript; None if it can."""
+    """Returns why a call cannot be expressed in TorchScript; None if it can."""
     builder = _Builder()
     try:
         for source in node.all_input_nodes:
@@ -78,7 +78,7 @@ class _Builder:
         self._values[node] = value
 
     def finish(self, outputs: Sequence[Any]) -> Any:
-        """The graph, returning the tuple of outputs."""
+        """Returns the graph, returning the tuple of outputs."""
         values = [self._values[x] if isinstance(x, fx.Node) else x for x in outputs]
         result = self._create("prim::TupleConstruct", values, 1)
         kinds = [v.type() for v in values]

@@ -137,7 +137,7 @@ class _StaticModule:
 
 
 def _as_usual(x: Any) -> Any:
-    """A tensor in the same memory that is no inference tensor; what is none, as it is."""
+    """Returns a tensor in the same memory that is no inference tensor; what is none, as it is."""
     if not isinstance(x, Tensor) or not x.is_inference():
         return x
     usual = torch.empty(0, dtype=x.dtype, device=x.device)

@@ -87,14 +87,14 @@ def _weight_bytes(model: bytes) -> int:
 
 
 def new_network(builder: Any, strongly_typed: bool) -> Any:
-    """An empty network."""
+    """Returns an empty network."""
     kinds = vendor.tensorrt().NetworkDefinitionCreationFlag
     flags = 1 << int(kinds.STRONGLY_TYPED) if strongly_typed else 0
     return builder.create_network(flags)
 
 
 def serialize(model: ir.Model) -> bytes:
-    """A model as the parser reads it."""
+    """Returns a model as the parser reads it."""
     return ir.to_proto(model).SerializeToString()
 
 
@@ -130,13 +130,13 @@ def build(model: bytes, profile: Profile, settings: Settings) -> bytes:
 
 
 def parser_errors(parser: Any) -> str:
-    """What a parser complains of, in one line."""
+    """Returns what a parser complains of, in one line."""
     errors = [parser.get_error(i) for i in range(parser.num_errors)]
     return "; ".join(error_text(e) for e in errors[:3]) or vendor.last_error()
 
 
 def error_text(error: Any) -> str:
-    """What a parser says of one node."""
+    """Returns what a parser says of one node."""
     lines = str(error.desc()).strip().splitlines()
     text = lines[0] if lines else str(error.code())
     operator = error.node_operator()

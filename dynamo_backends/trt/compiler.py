@@ -52,7 +52,7 @@ def compile_graph(graph: Graph, settings: Settings) -> Executable:
 
 
 def _find(graph: Graph, settings: Settings, ranged: bool) -> tuple[SharedEngine, bool]:
-    """A program for a graph, and whether it came from disk just now."""
+    """Returns a program for a graph, and whether it came from disk just now."""
     written = engine_graph(graph)
 
     def profile_for(names: Names) -> Profile:
@@ -77,7 +77,7 @@ def engine_graph(graph: Graph) -> Graph:
 
 
 def _static(graph: Graph) -> Graph:
-    """A copy that has forgotten where its sizes come from."""
+    """Returns a copy that has forgotten where its sizes come from."""
     copy = graph.copy()
     forget_sizes(copy)
     return copy

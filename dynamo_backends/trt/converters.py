@@ -133,7 +133,7 @@ def _calling(compiled: Callable[..., Any], reads: Sequence[int]) -> Run:
 def _module(
     graph: Graph, weights: dict[int, Tensor], device: torch.device
 ) -> tuple[fx.GraphModule, list[Tensor], list[int]]:
-    """A module with the given weights as buffers.
+    """Returns a module with the given weights as buffers.
 
     Returns:
         The module, examples of its inputs, and which of the values of a call they are.

@@ -25,15 +25,15 @@ class Cuda:
         self._local = threading.local()
 
     def why_not(self) -> str | None:
-        """Why there is no device; None if there is one."""
+        """Returns why there is no device; None if there is one."""
         return why_no_cuda()
 
     def remedy(self) -> str:
-        """The command that shows or mends what is missing."""
+        """Returns the command that shows or mends what is missing."""
         return "nvidia-smi" if torch.version.cuda else _INSTALL
 
     def describe(self, index: int) -> str:
-        """What engines that are compiled for a device depend on."""
+        """Returns what engines that are compiled for a device depend on."""
         properties = torch.cuda.get_device_properties(index)
         return (
             f"{properties.name} {properties.major}.{properties.minor} "
@@ -46,7 +46,7 @@ class Cuda:
         return f"{major}.{minor}"
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is being recorded as a CUDA graph."""
+        """Returns whether the current stream is being recorded as a CUDA graph."""
         return torch.cuda.is_current_stream_capturing()
 
     @contextlib.contextmanager
@@ -82,5 +82,5 @@ _driver: Any = Cuda()
 
 
 def driver() -> Any:
-    """What stands for CUDA."""
+    """Returns what stands for CUDA."""
     return _driver

@@ -49,7 +49,7 @@ class Constant:
 
 
 def constants_of(model: bytes) -> Mapping[str, Constant]:
-    """The constants of a model by the names that TensorRT's parser gives them."""
+    """Returns the constants of a model by the names that TensorRT's parser gives them."""
     graph = onnx.load_model_from_string(model).graph
     tensors = {t.name: t for t in graph.initializer if t.data_location != TensorProto.EXTERNAL}
     for node in graph.node:
@@ -174,13 +174,13 @@ class Engine:
         return parser, host
 
     def serialize(self) -> bytes:
-        """The engine with its weights, as a file that any program can load."""
+        """Returns the engine with its weights, as a file that any program can load."""
         config = self._engine.create_serialization_config()
         config.clear_flag(vendor.tensorrt().SerializationFlag.EXCLUDE_WEIGHTS)
         return bytes(self._engine.serialize_with_config(config))
 
     def take_context(self, stream: int) -> Any:
-        """An execution context that nobody else uses, for one stream.
+        """Returns an execution context that nobody else uses, for one stream.
 
         Calls of a context on different streams would overlap, so each stream has its own.
         """

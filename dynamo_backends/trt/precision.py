@@ -22,7 +22,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def reduce_precision(graph: Graph, dtype: torch.dtype) -> Graph:
-    """A copy of a graph in which products and convolutions of float32 read another type.
+    """Returns a copy of a graph in which products and convolutions of float32 read another type.
 
     Args:
         graph: In normal form.
@@ -62,7 +62,7 @@ def _is_float32(node: fx.Node) -> bool:
 
 
 def flags(package: Any, precision: str, strongly_typed: bool) -> Sequence[Any]:
-    """The builder flags of a precision, besides `TF32`.
+    """Returns the builder flags of a precision, besides `TF32`.
 
     Args:
         package: `tensorrt`.

@@ -25,7 +25,7 @@ class Range:
     most: tuple[int, ...]
 
     def holds(self, shape: Sequence[int]) -> bool:
-        """Whether a shape is within the range."""
+        """Returns whether a shape is within the range."""
         return len(shape) == len(self.best) and all(
             low <= n <= high for low, n, high in zip(self.least, shape, self.most, strict=True)
         )
@@ -49,7 +49,7 @@ Profile = Mapping[str, Range]
 
 
 def profile(graph: Graph, names: Sequence[str | None], max_size: int) -> dict[str, Range]:
-    """The ranges that an engine should serve.
+    """Returns the ranges that an engine should serve.
 
     Args:
         graph: For the shapes of the first call; the engine is best for these.
@@ -78,14 +78,14 @@ def _range(size: int, max_size: int) -> tuple[int, int]:
 
 
 def holds(served: Profile, wanted: Profile) -> bool:
-    """Whether an engine serves the shapes that another profile is best for."""
+    """Returns whether an engine serves the shapes that another profile is best for."""
     return served.keys() == wanted.keys() and all(
         served[name].holds(wanted[name].best) for name in wanted
     )
 
 
 def joined(served: Profile, wanted: Profile) -> dict[str, Range]:
-    """A profile that holds both, best for the shapes of the second."""
+    """Returns a profile that holds both, best for the shapes of the second."""
     return {name: served[name].joined(wanted[name]) for name in wanted}
 
 

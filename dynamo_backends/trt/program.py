@@ -65,7 +65,7 @@ class SharedEngine:
         self.tensors = self._idle.tensors()
 
     def lease(self, key: tuple[int, ...], weights: Mapping[str, Tensor]) -> Lease:
-        """An engine with these weights.
+        """Returns an engine with these weights.
 
         Args:
             key: Tells sets of weights apart: an engine in use under the same key gets the new ones.
@@ -90,7 +90,7 @@ class SharedEngine:
             return lease
 
     def serialize(self) -> bytes:
-        """The engine in use with its weights.
+        """Returns the engine in use with its weights.
 
         Raises:
             CompileError: None is in use, or several are.

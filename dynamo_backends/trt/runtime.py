@@ -80,7 +80,7 @@ class TensorRTExecutable(Executable):
         return self._run(lease, shared), self._prologue.copied(copied)
 
     def owned(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
-        """The weights of the engine by their names, row-major.
+        """Returns the weights of the engine by their names, row-major.
 
         Args:
             weights: Those that the prologue has made.
@@ -107,7 +107,7 @@ class TensorRTExecutable(Executable):
         return self._somewhere(tensor)
 
     def _somewhere(self, tensor: Tensor) -> Tensor:
-        """The tensor, or for an empty one some memory: TensorRT takes no null pointers."""
+        """Returns the tensor, or for an empty one some memory: TensorRT takes no null pointers."""
         return tensor if tensor.numel() else torch.empty(1, dtype=torch.uint8, device=self._device)
 
     @property

@@ -131,11 +131,11 @@ class _Tensor:
         self._shape, self._stride = tuple(shape), tuple(stride)
 
     def fake(self) -> Tensor:
-        """A tensor of the shape and strides that torch promises."""
+        """Returns a tensor of the shape and strides that torch promises."""
         return torch.empty_strided(self._shape, self._stride, dtype=self.dtype, device="meta")
 
     def stored(self) -> tuple[int, ...]:
-        """The shape in the order of memory."""
+        """Returns the shape in the order of memory."""
         return Exporter(self.fake()).storage.dense_shape(self._shape)
 
 

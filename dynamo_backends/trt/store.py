@@ -44,7 +44,7 @@ class Store:
     def find(
         self, mark: str, profile_for: ProfileFor, settings: Settings, build: Build
     ) -> tuple[SharedEngine, bool]:
-        """A program that serves some shapes.
+        """Returns a program that serves some shapes.
 
         Args:
             mark: Fingerprint of the graph.
@@ -112,7 +112,7 @@ def _from_disk(key: str, settings: Settings) -> SharedEngine | None:
 
 
 def encode(plan: Plan) -> dict[str, bytes]:
-    """A plan as the parts of a cache entry."""
+    """Returns a plan as the parts of a cache entry."""
     facts = {
         "inputs": plan.inputs,
         "outputs": plan.outputs,
@@ -122,7 +122,7 @@ def encode(plan: Plan) -> dict[str, bytes]:
 
 
 def decode(parts: Mapping[str, bytes]) -> Plan:
-    """The reverse of `encode`.
+    """Returns the reverse of `encode`.
 
     Raises:
         CompileError: It is not a plan.

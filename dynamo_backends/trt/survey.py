@@ -58,7 +58,7 @@ _JUDGED = "in a trial "
 # awkward inputs, judged against eager. What ONNX Runtime has no kernel for on the CPU stays
 # unjudged.
 def judge(node: fx.Node) -> Verdict | None:
-    """How a call is to be lowered; None if that is open.
+    """Returns how a call is to be lowered; None if that is open.
 
     Args:
         node: A call whose inputs are tensors of static shapes.
@@ -70,7 +70,7 @@ def judge(node: fx.Node) -> Verdict | None:
 
 
 def _twin(node: fx.Node) -> fx.Node:
-    """The same call on CPU tensors, in a graph of its own."""
+    """Returns the same call on CPU tensors, in a graph of its own."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     mode = FakeTensorMode()
@@ -169,7 +169,7 @@ def survey(graph: Graph, settings: Settings) -> Survey:
 
 
 def _untold(node: fx.Node) -> str | None:
-    """Why the parser need not be asked about a call; None if it has to be."""
+    """Returns why the parser need not be asked about a call; None if it has to be."""
     if node.target is operator.getitem:
         return None
     for value in call_tensors(node):
@@ -245,7 +245,7 @@ def _complaints(parser: Any, nodes: Any) -> dict[str, str]:
 
 
 def _remaining(graph: Graph, refused: Mapping[str, str]) -> Graph:
-    """The graph without some calls, whose results are inputs instead."""
+    """Returns the graph without some calls, whose results are inputs instead."""
     eager = {n for n in graph.calls if n.name in refused}
     eager |= {n for n in graph.calls if n.target is operator.getitem and n.args[0] in eager}
     kept = [n for n in graph.calls if n not in eager]

@@ -14,7 +14,7 @@ NEWEST = 11
 
 
 def tensorrt() -> Any:
-    """The package `tensorrt`.
+    """Returns the package `tensorrt`.
 
     Raises:
         ImportError: It is not there, or its libraries are not.
@@ -23,7 +23,7 @@ def tensorrt() -> Any:
 
 
 def why_not() -> str | None:
-    """Why the package cannot be used; None if it can."""
+    """Returns why the package cannot be used; None if it can."""
     try:
         if importlib.util.find_spec("tensorrt") is None:
             return "tensorrt is not installed"
@@ -69,12 +69,12 @@ def _logger_of(package: Any) -> Any:
 
 
 def logger() -> Any:
-    """The one logger that every object of TensorRT is given; it outlives all of them."""
+    """Returns the one logger that every object of TensorRT is given; it outlives all of them."""
     return _logger_of(tensorrt())
 
 
 def last_error() -> str:
-    """What TensorRT said last when something failed, in one line."""
+    """Returns what TensorRT said last when something failed, in one line."""
     text, logger().last_error = logger().last_error, ""
     lines = text.strip().splitlines()
     return lines[0][:300] if lines else "it gives no reason"

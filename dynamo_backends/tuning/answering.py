@@ -138,7 +138,7 @@ class AnsweringProcess:
     def ask(
         self, request: dict[str, Any], limit_s: float | None, hear: Hear | None = None
     ) -> dict[str, Any]:
-        """An answer.
+        """Returns an answer.
 
         Args:
             request: What the command takes.
@@ -176,7 +176,7 @@ class AnsweringProcess:
         raise Lost(f"its process ended with status {status}", status)
 
     def _line(self, pid: int, limit_s: float | None) -> str:
-        """What the process writes next; empty at its end."""
+        """Returns what the process writes next; empty at its end."""
         while True:
             before = turns.stopped_s(pid)
             try:
@@ -207,7 +207,7 @@ class AnsweringProcess:
         return child
 
     def _launched(self, *descriptors: int) -> "subprocess.Popen[str]":
-        """The process, which follows the number behind a descriptor if one is given."""
+        """Returns the process, which follows the number behind a descriptor if one is given."""
         return subprocess.Popen(
             [sys.executable, *self.command, *map(argument, descriptors)],
             stdin=subprocess.PIPE,

@@ -59,7 +59,7 @@ class Budget:
         self.owes = self.owes and self._depth > 0
 
     def tell(self) -> bool:
-        """Whether to tell the user that it does not last: True once."""
+        """Returns whether to tell the user that it does not last: True once."""
         told, self._told = self._told, True
         return not told
 
@@ -90,7 +90,7 @@ _budgets: dict[tuple[str, float], Budget] = {}
 
 
 def budget_of(options: str, total_s: float) -> Budget:
-    """The one budget of this process for these options.
+    """Returns the one budget of this process for these options.
 
     Args:
         options: What tells sets of options apart.

@@ -29,7 +29,7 @@ class Store(Protocol):
     """Where choices are kept, as `runtime.cache.DiskCache` does."""
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
-        """The parts stored under a key."""
+        """Returns the parts stored under a key."""
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> bool:
         """Stores parts under a key."""
@@ -51,7 +51,7 @@ class Choice:
 
 
 def decide(measured: Measured, safe: str, preferred: str) -> Choice:
-    """What a race decides.
+    """Returns what a race decides.
 
     Args:
         measured: Its outcome.
@@ -89,7 +89,7 @@ class Choices:
     def __call__(
         self, kind: str, safe: str, preferred: str, race: Callable[[], Measured]
     ) -> Choice:
-        """The choice for a kind of call.
+        """Returns the choice for a kind of call.
 
         Args:
             kind: Equal ones are raced once.

@@ -135,7 +135,7 @@ class Watch:
         return max(0.0, others - self._system.unsure_s / seconds) if others else 0.0
 
     def idle(self) -> bool:
-        """Whether others are known to have had no processor since."""
+        """Returns whether others are known to have had no processor since."""
         others = self._of_others()
         long = self._system.wall_s() - self._start[0] >= _IDLE_S
         return long and others is not None and -_IDLE < others < _IDLE
@@ -153,7 +153,7 @@ class Watch:
 
 
 def is_harmless(preemptions: int, seconds: float) -> bool:
-    """Whether a sample counts.
+    """Returns whether a sample counts.
 
     Args:
         preemptions: Of this process while it was taken.
@@ -163,7 +163,7 @@ def is_harmless(preemptions: int, seconds: float) -> bool:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
+    """Returns how many processors this process may use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
@@ -171,5 +171,5 @@ def processors() -> int:
 
 
 def free_processors() -> int:
-    """How many processors torch's threads leave to others."""
+    """Returns how many processors torch's threads leave to others."""
     return max(0, processors() - torch.get_num_threads())

@@ -71,11 +71,11 @@ class Samples:
         return self.undisturbed() if self.enough else list(self.times)
 
     def undisturbed(self) -> list[float]:
-        """Those that nobody disturbed."""
+        """Returns those that nobody disturbed."""
         return [t for t, quiet in zip(self.times, self.quiet, strict=True) if quiet]
 
     def over(self, other: "Samples", least: int) -> Ratio:
-        """This one's time over another's.
+        """Returns this one's time over another's.
 
         In the rounds in which both ran undisturbed, if these are as many as `least`; else in the
         undisturbed samples of each, if there are enough; else in all rounds in which both ran.
@@ -300,7 +300,7 @@ class Race:
         self._samples.pop(name, None)
 
     def _settle(self, active: list[str], baseline: str) -> tuple[bool, list[str]]:
-        """Whether anything is open, and who goes on; the baseline always does."""
+        """Returns whether anything is open, and who goes on; the baseline always does."""
         leader = min(active, key=self._median)
         undecided, going_on = False, []
         for name in active:
@@ -318,11 +318,11 @@ class Race:
         return statistics.median(self._samples[name].counted())
 
     def _against(self, leader: str, name: str) -> Ratio:
-        """The leader's time over another's."""
+        """Returns the leader's time over another's."""
         return self._samples[leader].over(self._samples[name], _LEAST_ROUNDS)
 
     def _clear(self, active: Sequence[str]) -> bool:
-        """Whether those who go on have enough samples that nobody disturbed."""
+        """Returns whether those who go on have enough samples that nobody disturbed."""
         samples = [self._samples[n] for n in active]
         if all(each.enough for each in samples) or (self._brief and self._is_apart(active)):
             return True

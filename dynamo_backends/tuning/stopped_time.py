@@ -46,7 +46,7 @@ def shareable() -> Iterator[tuple[StoppedTime, int]]:
 
 
 def argument(descriptor: int) -> str:
-    """What `follow` finds among the arguments of the process that is started."""
+    """Returns what `follow` finds among the arguments of the process that is started."""
     return f"{_OPTION}{descriptor}"
 
 

@@ -67,7 +67,7 @@ class Turns:
         return bool(self._callers)
 
     def is_in_call(self, caller: int) -> bool:
-        """Whether one is under way in a thread."""
+        """Returns whether one is under way in a thread."""
         return caller in self._callers
 
     def wait(self, timeout: float) -> None:

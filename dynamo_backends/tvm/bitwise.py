@@ -18,7 +18,7 @@ _SIGN = {"float32": ("uint32", 1 << 31), "float64": ("uint64", 1 << 63)}
 
 
 def _sign_bit(value: Any, dtype: str) -> Any:
-    """The bit of a number's sign."""
+    """Returns the bit of a number's sign."""
     kind, sign = _SIGN[dtype]
     return tvm.tirx.reinterpret(kind, value) & tvm.tirx.const(sign, kind)
 
@@ -48,7 +48,7 @@ def _product(importer: Any, node: fx.Node) -> Any:
 
 
 def _number(argument: Any, value: Any) -> Any:
-    """The number that an argument is, or its value if it is none."""
+    """Returns the number that an argument is, or its value if it is none."""
     if isinstance(argument, fx.Node) and argument.target is torch.ops.aten.scalar_tensor.default:
         return argument.args[0]
     return value
@@ -124,7 +124,7 @@ def _shift(left: bool) -> Callable[[Any, fx.Node], Any]:
 
 
 def _cast(importer: Any, node: fx.Node) -> Any:
-    """A cast that rounds: TVM computes bfloat16 in float32, without casts in a loop."""
+    """Returns a cast that rounds: TVM computes bfloat16 in float32, without casts in a loop."""
     (x,) = importer.retrieve_args(node)[:1]
     given, dtype = str(x.ty.dtype), DTYPES.get(node.meta["val"].dtype)
     if dtype != "bfloat16" or given == dtype or "float" not in given:

@@ -47,7 +47,7 @@ def _compile(graph: Graph, settings: Settings, ranged: bool) -> TvmExecutable:
 
 
 def build(graph: Graph, settings: Settings, ranged: bool = False) -> RelaxProgram:
-    """The program of a graph; schedules of programs for a range are not tuned."""
+    """Returns the program of a graph; schedules of programs for a range are not tuned."""
     if ranged:
         settings = dataclasses.replace(settings, tune_trials=0, uses_records=False)
     with _compiling(settings):

@@ -42,7 +42,7 @@ class Importer(ExportedProgramImporter):
         self.shapes = shapes or {}
 
     def varying(self, node: fx.Node) -> frozenset[int]:
-        """The dimensions of a node's tensor whose sizes vary."""
+        """Returns the dimensions of a node's tensor whose sizes vary."""
         value, other = node.meta["val"], self.others.get(node)
         if not isinstance(value, torch.Tensor) or other is None:
             return frozenset()
@@ -57,7 +57,7 @@ class Importer(ExportedProgramImporter):
             raise ValueError("its conversion reads a size that varies")
 
     def create_convert_map(self) -> dict[str, Convert]:
-        """The conversions by the operators' names, such as "add.Tensor"."""
+        """Returns the conversions by the operators' names, such as "add.Tensor"."""
         table: dict[str, Convert] = super().create_convert_map()
         table["scatter_add.default"] = self._scatter_add
         for name, (place, negative) in INDEXED.items():
@@ -117,7 +117,7 @@ class Importer(ExportedProgramImporter):
         return self.block_builder.emit(expression)
 
     def _matmul(self, a: Any, b: Any) -> Any:
-        """A product that is summed in float32 at least, as eager's is."""
+        """Returns a product that is summed in float32 at least, as eager's is."""
         dtype = str(a.ty.dtype)
         if dtype not in NARROW:
             return self.emit(relax.op.matmul(a, b))
@@ -177,7 +177,7 @@ class Importer(ExportedProgramImporter):
         return self.emit(relax.op.sqrt(self.emit(relax.op.sum(squares, dims, keepdims=keep))))
 
     def _size_tensor(self, convert: Convert, node: fx.Node) -> Any:
-        """A size that varies, as a tensor."""
+        """Returns a size that varies, as a tensor."""
         size: Any = node.args[0]
         dtype = DTYPES[node.meta["val"].dtype]
         if isinstance(size, int) and dtype in INTEGERS:  # which begins again beyond its ends
@@ -217,7 +217,7 @@ class Importer(ExportedProgramImporter):
         return self.emit(relax.op.scatter_elements(x, index, source, dim, "add"))
 
     def isnan(self, x: Any) -> Any:
-        """Where numbers are NaN."""
+        """Returns where numbers are NaN."""
         if str(x.ty.dtype) in NARROW:
             x = self.emit(relax.op.astype(x, "float32"))
         return self.emit(relax.op.isnan(x))
@@ -281,7 +281,7 @@ class Importer(ExportedProgramImporter):
 
 
 def _stand_in(node: fx.Node) -> fx.Node:
-    """A node of its own that stands for another one while a call is converted."""
+    """Returns a node of its own that stands for another one while a call is converted."""
     return fx.Graph().placeholder(node.name)
 
 
@@ -340,13 +340,13 @@ IN_FLOAT32 = (
 
 @functools.cache
 def names() -> frozenset[str]:
-    """The operators that can be converted, such as "add.Tensor"."""
+    """Returns the operators that can be converted, such as "add.Tensor"."""
     return frozenset(Importer().convert_map)
 
 
 @functools.cache
 def convertible() -> frozenset[OpOverload]:
-    """The overloads of ATen that can be converted."""
+    """Returns the overloads of ATen that can be converted."""
     found = set()
     for name in names():
         packet, _, overload = name.partition(".")
@@ -357,5 +357,5 @@ def convertible() -> frozenset[OpOverload]:
 
 
 def is_convertible(target: Any) -> bool:
-    """Whether there is a conversion for the target of a call."""
+    """Returns whether there is a conversion for the target of a call."""
     return target is operator.getitem or target in convertible()

@@ -109,7 +109,7 @@ def _reduced_extremum(largest: bool) -> Callable[[Any, fx.Node], Any]:
 
 
 def reduced_extremum(importer: Any, x: Any, dims: Any, keep: bool, largest: bool) -> Any:
-    """The largest or the least element along dimensions, NaN if there is one."""
+    """Returns the largest or the least element along dimensions, NaN if there is one."""
     dtype = str(x.ty.dtype)
     dims = list(dims) if dims else None
     if "float" not in dtype:
@@ -245,7 +245,7 @@ def _elu(importer: Any, node: fx.Node) -> Any:
 
 
 def _number_of_two(better: Callable[[Any, Any], Any]) -> Callable[[Any, fx.Node], Any]:
-    """The extremum of two operands, and of NaN and a number the number."""
+    """Returns the extremum of two operands, and of NaN and a number the number."""
 
     def convert(importer: Any, node: fx.Node) -> Any:
         x, y = importer.retrieve_args(node)
@@ -279,7 +279,7 @@ def _sign(importer: Any, node: fx.Node) -> Any:
 
 
 def _from_c(function: str) -> Callable[[Any, fx.Node], Any]:
-    """A call of the C library's function for each element."""
+    """Returns a call of the C library's function for each element."""
 
     def convert(importer: Any, node: fx.Node) -> Any:
         operands = broadcast(importer, node)

@@ -128,7 +128,7 @@ def _convert(importer: Importer, node: fx.Node) -> Any:
 
 
 def _item(importer: Importer, node: fx.Node) -> Any:
-    """One of several results; some conversions give the first alone."""
+    """Returns one of several results; some conversions give the first alone."""
     source, index = node.args
     found: Any = importer.env[source]
     if isinstance(found, tuple | list):
@@ -141,7 +141,7 @@ def _item(importer: Importer, node: fx.Node) -> Any:
 
 
 def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
-    """A result of the type that torch promises; only the width of integers is put right.
+    """Returns a result of the type that torch promises; only the width of integers is put right.
 
     Raises:
         ValueError: It has another type.
@@ -180,7 +180,7 @@ def _blame(node: fx.Node, graph: Graph, error: Exception) -> None:
 
 
 def plain(error: BaseException) -> str:
-    """What one of TVM's messages says, in one line."""
+    """Returns what one of TVM's messages says, in one line."""
     lines = lines_of(error)
     told = [line for line in lines if not line.startswith(("File ", "Traceback", "^", "[bt]"))]
     return (told or lines)[-1][:200]

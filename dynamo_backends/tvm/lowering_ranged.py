@@ -81,7 +81,7 @@ class _Variables:
                 self._known[size.expression] = tvm.tirx.Var(f"n{len(self._known)}", "int64")
 
     def __call__(self, size: Any) -> Any:
-        """A size as an expression; a plain number as it is."""
+        """Returns a size as an expression; a plain number as it is."""
         if not isinstance(size, Size):
             return size
         return self._write(size.expression)

@@ -85,7 +85,7 @@ class Bench:
         return proposal, seconds
 
     def decide(self, traces: Sequence[Any]) -> tuple[int, str, Ratio] | None:
-        """Which of some schedules is certainly faster than the default one, and right.
+        """Returns which of some schedules is certainly faster than the default one, and right.
 
         Returns:
             Its place, the hash of its program, and how many times faster it is; None: none is, or
@@ -117,7 +117,7 @@ class Bench:
         return (int(winner), marks[winner], gain) if gain.low > 1 else None
 
     def compiled(self, function: Any) -> Kernel:
-        """A program of a scheduled function, on the list of its inputs and results."""
+        """Returns a program of a scheduled function, on the list of its inputs and results."""
         module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         program = tvm.compile(module, target=self._processor).jit()
         entry = program["main"]

@@ -21,7 +21,7 @@ _BITS = {"float32": "int32", "float64": "int64"}
 
 
 def _arguments(importer: Any, node: fx.Node, **defaults: Any) -> tuple[Any, ...]:
-    """The first argument, and the others by their names."""
+    """Returns the first argument, and the others by their names."""
     x, *given = importer.retrieve_args(node)
     named = dict(zip(defaults, given, strict=False))
     return x, *({**defaults, **named, **node.kwargs}[name] for name in defaults)
@@ -69,7 +69,7 @@ def _position(extremum: Callable[..., Any], least: bool) -> Callable[[Any, fx.No
 
 
 def _extremum(extremum: Callable[..., Any], least: bool) -> Callable[[Any, fx.Node], Any]:
-    """The largest or the least element, and its position."""
+    """Returns the largest or the least element, and its position."""
 
     def convert(importer: Any, node: fx.Node) -> Any:
         x, dim, keep = _arguments(importer, node, dim=0, keepdim=False)
@@ -103,7 +103,7 @@ def _topk(importer: Any, node: fx.Node) -> Any:
 
 
 def _max_pool(importer: Any, node: fx.Node) -> Any:
-    """The largest number of each window, NaN if there is one; without its position."""
+    """Returns the largest number of each window, NaN if there is one; without its position."""
     x, size, stride, padding, dilation, ceil = _arguments(
         importer, node, size=(), stride=(), padding=0, dilation=1, ceil=False
     )

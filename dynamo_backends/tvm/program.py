@@ -33,13 +33,13 @@ class RelaxProgram:
     ranged: bool = False
 
     def wiring(self) -> str:
-        """All but the module, as JSON."""
+        """Returns all but the module, as JSON."""
         fields = [f.name for f in dataclasses.fields(self) if f.name != "module"]
         return json.dumps({name: getattr(self, name) for name in fields})
 
 
 def transformed(module: Any, count: int) -> tuple[bool, ...]:
-    """Which of the weights the function that prepares them reads; the others it hands on.
+    """Returns which of the weights the function that prepares them reads; the others it hands on.
 
     Args:
         module: A Relax module in which the preparation of weights has been lifted.

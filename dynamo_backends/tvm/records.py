@@ -45,7 +45,7 @@ class Record:
     again_at: float = 0.0
 
     def meets(self, goal: int) -> bool:
-        """Whether nothing is left to be tuned for an option `tune_trials`."""
+        """Returns whether nothing is left to be tuned for an option `tune_trials`."""
         return self.goal >= goal and not 0 < self.again_at < time.time()
 
     def to_bytes(self) -> bytes:
@@ -54,7 +54,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Record":
-        """The reverse of `to_bytes`.
+        """Returns the reverse of `to_bytes`.
 
         Raises:
             ValueError: It is no record; the message says why.
@@ -99,7 +99,7 @@ class Records:
         return not self.folder.is_dir() and not _unwritten
 
     def get(self, key: str) -> Record | None:
-        """The record of a function; None if there is no usable one."""
+        """Returns the record of a function; None if there is no usable one."""
         here = _unwritten.get((self.folder, key))
         if here is not None:
             return here
@@ -126,7 +126,7 @@ class Records:
         self._disk.drop(key)
 
     def state(self) -> str:
-        """What identifies all records: compiled code depends on them."""
+        """Returns what identifies all records: compiled code depends on them."""
         digest = hashlib.sha256()
         for name in self._disk.files(".bin"):
             data = self._disk.read(name)

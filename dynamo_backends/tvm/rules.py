@@ -36,7 +36,7 @@ WHOLE = (
 
 
 def why_not(node: fx.Node) -> str | None:
-    """Why a call is not given to TVM; None if its conversion may be tried."""
+    """Returns why a call is not given to TVM; None if its conversion may be tried."""
     name = str(node.target).removeprefix("aten.")
     divisor = node.args[1] if len(node.args) > 1 else None
     safe = isinstance(divisor, int) and divisor != 0
@@ -51,7 +51,7 @@ def _is_integer(value: Any) -> bool:
 
 @functools.cache
 def whole_operators() -> frozenset[OpOverload]:
-    """The overloads of `WHOLE` that this torch and this TVM have."""
+    """Returns the overloads of `WHOLE` that this torch and this TVM have."""
     from dynamo_backends.tvm.converters import convertible
 
     names = set(WHOLE)

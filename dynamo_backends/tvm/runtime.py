@@ -200,7 +200,7 @@ class _Input:
         self._stride = dense_strides([value.shape[d] for d in order])
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """What the program is given."""
+        """Returns what the program is given."""
         return acceptable(self._check(tensor), self._stride)
 
 
@@ -216,18 +216,18 @@ class _Output:
         self._stride = value.stride()
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The output as torch promises it, also where a dimension has one element."""
+        """Returns the output as torch promises it, also where a dimension has one element."""
         result = self._export(tensor)
         return result if result.stride() == self._stride else restride(result, self._stride)
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A result as torch's tensor; TVM makes it one if an input was."""
+    """Returns a result as torch's tensor; TVM makes it one if an input was."""
     return value if type(value) is Tensor else torch.from_dlpack(value)
 
 
 def own(result: Tensor, taken: set[int]) -> Tensor:
-    """A result in memory of its own, whose address is noted."""
+    """Returns a result in memory of its own, whose address is noted."""
     address = result.data_ptr()
     if address in taken and result.numel():
         return result.clone()
@@ -240,7 +240,7 @@ def _row_major(tensor: Tensor) -> Tensor:
 
 
 def acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """A row-major tensor as TVM takes it.
+    """Returns a row-major tensor as TVM takes it.
 
     The address suits vector instructions, and strides are as expected where they do not matter too.
     """

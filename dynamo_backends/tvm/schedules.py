@@ -33,7 +33,7 @@ _SPATIAL = 0
 
 
 def schedule(module: Any, threads: int, lanes: int) -> Any:
-    """A module whose functions are scheduled.
+    """Returns a module whose functions are scheduled.
 
     Args:
         module: Fused functions, and Relax functions that call them.
@@ -47,7 +47,7 @@ def schedule(module: Any, threads: int, lanes: int) -> Any:
 
 
 def scheduled(function: Any, threads: int, lanes: int) -> Any:
-    """A function with its default schedule; as it was if none fits.
+    """Returns a function with its default schedule; as it was if none fits.
 
     Args:
         function: A fused function.
@@ -84,7 +84,7 @@ def _done(plan: Any) -> Any:
 
 
 def _with_tile(plan: Any, threads: int, lanes: int, size: tuple[int, int] | None = None) -> Any:
-    """A function around one contraction; None if it is none."""
+    """Returns a function around one contraction; None if it is none."""
     found = _contraction(plan)
     if found is None:
         return None
@@ -168,7 +168,7 @@ def _order(plan: Any, block: Any, threads: int) -> None:
 
 
 def _reads_along(plan: Any, block: Any) -> bool:
-    """Whether neighbouring results are made from neighbouring elements."""
+    """Returns whether neighbouring results are made from neighbouring elements."""
     statement = plan.get(block)
     last = [a.var for a in statement.iter_vars if int(a.iter_type) == _SPATIAL][-1]
     indices = [region.region[-1].min for region in statement.reads if len(region.region)]

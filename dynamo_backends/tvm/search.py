@@ -101,7 +101,7 @@ class Search:
             return None
 
     def _drawn(self) -> Any:
-        """A schedule before the post-processors; None if it is not valid."""
+        """Returns a schedule before the post-processors; None if it is not valid."""
         at_random = self._count <= _AT_RANDOM or self._count % _OFTEN == 0
         plan = tvm.s_tir.Schedule(self._function, seed=1 + self._random.randrange(_SEEDS))
         if at_random or not self._best:
@@ -135,7 +135,7 @@ class Search:
 
 
 def _plain(value: Any) -> Any:
-    """What TVM gives as JSON, in Python's own types."""
+    """Returns what TVM gives as JSON, in Python's own types."""
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, dict):
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 def replayed(function: Any, trace: Any, threads: int) -> Proposal:
-    """A function scheduled as a trace tells; raises if that does not fit.
+    """Returns a function scheduled as a trace tells; raises if that does not fit.
 
     Args:
         function: Not scheduled.

@@ -45,14 +45,14 @@ class Settings:
 
 @functools.cache
 def describe_host() -> str:
-    """The processor that code is compiled for."""
+    """Returns the processor that code is compiled for."""
     codegen = tvm.target.codegen
     return f"{codegen.llvm_get_system_triple()} {codegen.llvm_get_system_cpu()}"
 
 
 @functools.cache
 def target(threads: int) -> Any:
-    """The processor of this machine, as TVM's target."""
+    """Returns the processor of this machine, as TVM's target."""
     cpu = tvm.target.codegen.llvm_get_system_cpu()
     return tvm.target.Target({"kind": "llvm", "mcpu": cpu, "num-cores": threads})
 
@@ -116,7 +116,7 @@ class Machine:
         self._machine = machine
 
     def prepare(self, weights: Sequence[torch.Tensor]) -> Sequence[Any]:
-        """What the program makes of weights before the first call."""
+        """Returns what the program makes of weights before the first call."""
         prepared: Sequence[Any] = self._machine["main_transform_params"](tuple(weights))
         return prepared
 
@@ -130,7 +130,7 @@ _CODE, _PROGRAM = "code", "program"
 
 
 def dump(module: Any) -> dict[str, bytes]:
-    """An executable as bytes: optimised LLVM bitcode, and the virtual machine's program."""
+    """Returns an executable as bytes: optimised LLVM bitcode, and the virtual machine's program."""
     with tempfile.TemporaryDirectory() as folder, stderr_without(CHATTER):
         parts = {}
         for kind, imported in enumerate(module.imports):

@@ -15,7 +15,7 @@ op = relax.op
 
 
 def moments(importer: Any, x: Any, dims: Sequence[int], correction: float) -> tuple[Any, Any]:
-    """The variance and the mean along dimensions that remain, with size 1.
+    """Returns the variance and the mean along dimensions that remain, with size 1.
 
     Args:
         importer: Converts the graph.

@@ -62,7 +62,7 @@ def find_contraction(plan: Any, block: Any) -> Contraction | None:
 
 
 def _operands(statement: Any) -> tuple[Any, Any] | None:
-    """The two operands of `sum[...] = sum[...] + a[...] * b[...]`."""
+    """Returns the two operands of `sum[...] = sum[...] + a[...] * b[...]`."""
     body = statement.body
     if not isinstance(body, tvm.tirx.BufferStore) or not isinstance(body.value, tvm.tirx.Add):
         return None
@@ -86,7 +86,7 @@ def _uses(load: Any, variable: Any) -> bool:
 
 
 def _width(extent: int) -> int:
-    """How many numbers of a dimension fill whole vectors."""
+    """Returns how many numbers of a dimension fill whole vectors."""
     return max(n for n in (1, 2, 4, 8, 16, 32) if extent % n == 0)
 
 

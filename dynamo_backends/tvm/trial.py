@@ -34,7 +34,7 @@ def supports(node: fx.Node, keep: bool) -> Support:
 
 
 def _untriable(node: fx.Node) -> str | None:
-    """Why a call cannot even be tried; None if it can."""
+    """Returns why a call cannot even be tried; None if it can."""
     if not is_convertible(node.target):
         return "TVM's importer has no conversion of it"
     reason = rules.why_not(node) or not_plain(node, _VENDOR)

@@ -121,7 +121,7 @@ def tuned(module: Any, settings: Settings) -> Outcome:
 
 
 def records_of(threads: int) -> Records:
-    """The records of this machine, for programs of so many threads."""
+    """Returns the records of this machine, for programs of so many threads."""
     return Records(f"{tvm.__version__} {describe_host()} {threads}")
 
 
@@ -130,7 +130,7 @@ def _is_open(record: Record | None, settings: Settings) -> bool:
 
 
 def _functions(module: Any, threads: int) -> list[Function]:
-    """The functions that calls of the graph call, and that can be tuned."""
+    """Returns the functions that calls of the graph call, and that can be tuned."""
     calls: Counter[str] = Counter()
     inputs: dict[str, int] = {}
     call_tir = tvm.ir.Op.get("relax.call_tir")
@@ -357,7 +357,7 @@ class _Tuning:
     def _decide(
         self, each: Function, traces: list[Any], process: MeasuringProcess
     ) -> tuple[Record, bool]:
-        """The schedule that is faster than the default one, or the default one.
+        """Returns the schedule that is faster than the default one, or the default one.
 
         And whether that is certain: else the machine was busy, and it is tuned again later.
         """
@@ -377,7 +377,7 @@ class _Tuning:
 
 
 def _asked(process: MeasuringProcess, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """An answer; a "problem" if the process was lost."""
+    """Returns an answer; a "problem" if the process was lost."""
     try:
         answer = process.ask(request, limit_s)
     except Lost as lost:
@@ -389,5 +389,5 @@ def _asked(process: MeasuringProcess, request: dict[str, Any], limit_s: float) -
 
 
 def time_budget(settings: Settings) -> Budget:
-    """The one budget of this process for these settings."""
+    """Returns the one budget of this process for these settings."""
     return budget_of("tvm tuning", settings.tune_budget_s)

@@ -23,7 +23,7 @@ class Worker:
         self._bench: Bench | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a request asks for, or the "problem"."""
+        """Returns what a request asks for, or the "problem"."""
         try:
             return self._answer(**request)
         except Exception as error:

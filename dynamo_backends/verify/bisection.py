@@ -36,14 +36,14 @@ def bisecting() -> Iterator[None]:
 
 
 def is_requested() -> bool:
-    """Whether somebody is inside of `bisecting`."""
+    """Returns whether somebody is inside of `bisecting`."""
     return bool(_requests)
 
 
 def smallest_wrong_region(
     graph: Graph, compile_part: Compile, inputs: Sequence[Any], reduced: bool = False
 ) -> str | None:
-    """The fewest calls in a row that are wrong when they are compiled alone, in words.
+    """Returns the fewest calls in a row that are wrong when they are compiled alone, in words.
 
     First the shortest beginning of the block that is wrong is looked for, then the shortest end of
     that. Each is compiled and compared with eager, on eager's values.
@@ -67,7 +67,7 @@ def smallest_wrong_region(
 
 
 def _first(holds: Callable[[int], bool], least: int, most: int) -> int:
-    """The least number for which something holds, given that it holds for the largest."""
+    """Returns the least number for which something holds, given that it holds for the largest."""
     while least < most:
         middle = (least + most) // 2
         if holds(middle):

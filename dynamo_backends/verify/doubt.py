@@ -52,7 +52,7 @@ class Doubt:
 
 
 def is_beyond_doubt(expected: Tensor, result: Tensor, reduced: bool = False) -> bool:
-    """Whether a result is right by a look at eager's.
+    """Returns whether a result is right by a look at eager's.
 
     Args:
         expected: Eager's.
@@ -158,7 +158,7 @@ class _Spread:
         self._farthest = torch.maximum(self._farthest, _largest(moved, len(self._farthest)))
 
     def is_unexplained(self) -> bool:
-        """Whether the result differs in more elements than those that move."""
+        """Returns whether the result differs in more elements than those that move."""
         expected, result = self.doubt.expected, self.doubt.result
         if is_inexact(expected):
             e, r = self._expected, _comparable(result)

@@ -27,7 +27,7 @@ _ALL_ALIKE = re.compile(
 
 
 def is_dtype_error(error: BaseException) -> bool:
-    """Whether an operator of torch's has refused the dtypes of its arguments."""
+    """Returns whether an operator of torch's has refused the dtypes of its arguments."""
     is_torchs = isinstance(error, RuntimeError | TypeError | NotImplementedError)
     return is_torchs and _REFUSALS.search(str(error)) is not None
 

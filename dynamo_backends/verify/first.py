@@ -258,7 +258,7 @@ _Contents = Tensor | list[Tensor] | None
 
 
 def _contents(inputs: Sequence[Any]) -> list[_Contents]:
-    """What inputs hold: copies of small ones, and of large ones sums that show any write.
+    """Returns what inputs hold: copies of small ones, and of large ones sums that show any write.
 
     None stands for what has no memory that can be read.
     """
@@ -276,7 +276,7 @@ def _copy(value: Any) -> Tensor | None:
 
 
 def _bytes(value: Tensor) -> Tensor:
-    """What a tensor holds, as bytes, in the order of its elements."""
+    """Returns what a tensor holds, as bytes, in the order of its elements."""
     dense = value.detach().resolve_conj().resolve_neg().contiguous()
     return dense.reshape(-1).view(torch.uint8)
 
@@ -306,7 +306,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _is_same(before: Tensor | list[Tensor], value: Tensor) -> bool:
-    """Whether a tensor holds what it held before; also if that cannot be told."""
+    """Returns whether a tensor holds what it held before; also if that cannot be told."""
     if isinstance(before, Tensor):  # NaN is not equal to itself, its bytes are
         same = [True]
         guarded(lambda: same.append(torch.equal(_bytes(before), _bytes(value))))
@@ -343,14 +343,14 @@ class _Stopwatch:
 
 
 def _is_recorded() -> str:
-    """Why nothing can be compared at the moment; empty if it can."""
+    """Returns why nothing can be compared at the moment; empty if it can."""
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "its first call was recorded as part of a CUDA graph"
     return ""
 
 
 def acts_on(node: fx.Node) -> str:
-    """Why a call is not made twice; empty if it may be."""
+    """Returns why a call is not made twice; empty if it may be."""
     if getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d_functional", "c10d"):
         return f"{node.target} talks to other processes"
     if is_random(node):
@@ -365,7 +365,7 @@ def acts_on(node: fx.Node) -> str:
 
 
 def _is_where_promised(result: Any, promise: Promise, expected: Any) -> bool:
-    """Whether a result is on the device that was promised, and eager's is not."""
+    """Returns whether a result is on the device that was promised, and eager's is not."""
     if not isinstance(result, Tensor) or not isinstance(expected, Tensor):
         return False
     return result.device == promise.device != expected.device
@@ -380,7 +380,7 @@ def _promise(output: Any) -> Promise:
 
 
 def described_region(graph: Graph) -> str:
-    """Which part of the user's program a block is, in words."""
+    """Returns which part of the user's program a block is, in words."""
     names = [str(n.target) for n in graph.calls if isinstance(n.target, private.OpOverload)]
     lines = [line for n in graph.calls if (line := source_line(n)) is not None]
     if not names:

@@ -102,7 +102,7 @@ class Noise:
     def _rounded_once(
         self, node: fx.Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A sum as it is, a product with an error where it is rounded.
+        """Returns a sum as it is, a product with an error where it is rounded.
 
         In float16 and bfloat16 both have errors: kernels may compute several operators in float32.
         """
@@ -159,7 +159,7 @@ class Noise:
     def _among_equals(
         self, node: fx.Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The results, with indices of other elements where several are equal."""
+        """Returns the results, with indices of other elements where several are equal."""
         given = args[0]
         if given.is_floating_point():
             finite = given.double().nan_to_num(0.0, 0.0, 0.0).abs()

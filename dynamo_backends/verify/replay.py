@@ -115,7 +115,7 @@ def _needed(wanted: Collection[fx.Node]) -> set[fx.Node]:
 
 
 def _dying(order: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """What nobody needs any more after each node; it may be the node itself."""
+    """Returns what nobody needs any more after each node; it may be the node itself."""
     last = {used: node for node in order for used in (*node.all_input_nodes, node)}
     dying: dict[fx.Node, list[fx.Node]] = {}
     for used, node in last.items():

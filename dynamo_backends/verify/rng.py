@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def snapshot_rng() -> tuple[Tensor, list[Tensor]]:
-    """The state of torch's CPU and CUDA generators."""
+    """Returns the state of torch's CPU and CUDA generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), cuda
 

@@ -49,19 +49,19 @@ _EXACT = frozenset((
 
 
 def is_exact(node: fx.Node) -> bool:
-    """Whether a call computes no number, so that no kernel can round it in another way."""
+    """Returns whether a call computes no number, so that no kernel can round it in another way."""
     if node.target is operator.getitem or node.target in CASTS or is_view(node):
         return True
     return _name(node) in _EXACT
 
 
 def is_sum(node: fx.Node) -> bool:
-    """Whether a call adds or subtracts two numbers."""
+    """Returns whether a call adds or subtracts two numbers."""
     return _name(node) in SUMS
 
 
 def is_rounded_once(node: fx.Node) -> bool:
-    """Whether a call's result is the exact one, rounded once, in every kernel.
+    """Returns whether a call's result is the exact one, rounded once, in every kernel.
 
     A product need not be if a sum follows: processors have an instruction for both, which rounds
     the sum alone.

@@ -31,7 +31,7 @@ from dynamo_backends.runtime.batch_threads import batch_threads
 
 
 def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> Any:
-    """A PJRT client on the CPU, by default a synchronous one, separate from jax's own.
+    """Returns a PJRT client on the CPU, by default a synchronous one, separate from jax's own.
 
     A synchronous client runs a program in the calling thread if all arguments are ready, so that
     its results are ready, too. `import_tensor` and `copied` return buffers that are.
@@ -54,7 +54,7 @@ def serve_keys(address: str, size: int) -> Any:
 
 
 def join_cpu(address: str, rank: int, size: int, host: str, seconds: int) -> tuple[Any, Any]:
-    """A PJRT client whose devices are a CPU of each process; collectives are gloo's.
+    """Returns a PJRT client whose devices are a CPU of each process; collectives are gloo's.
 
     Args:
         address: Of `serve_keys`.
@@ -94,7 +94,7 @@ _NEVER = 10_000_000  # seconds without a heartbeat; who lives `runtime.ranks` fi
 
 
 def tpu_chips() -> int:
-    """How many TPU chips this machine has; no client is started."""
+    """Returns how many TPU chips this machine has; no client is started."""
     return hardware_utils.num_available_tpu_chips_and_device_id()[0]
 
 
@@ -151,7 +151,7 @@ def _cpu_flags(sparing: bool, fuses_products: bool) -> list[_Flag]:
 
 
 def simplifies(platform: str) -> bool:
-    """Whether programs for a platform are compiled with the algebraic simplifier."""
+    """Returns whether programs for a platform are compiled with the algebraic simplifier."""
     return platform != "cpu" or _SIMPLIFIER not in CPU_DISABLED_PASSES
 
 
@@ -195,7 +195,7 @@ def _compile_options(device: Any) -> Any:
 
 
 def bytecode(lowered: "jax.stages.Lowered") -> bytes:
-    """The StableHLO of a lowered function as MLIR bytecode."""
+    """Returns the StableHLO of a lowered function as MLIR bytecode."""
     return mlir.module_to_bytecode(_canonical_module(lowered))
 
 
@@ -238,7 +238,7 @@ def _remove_unit_dimensions(broadcast: Any) -> None:
 
 
 def portable(lowered: "jax.stages.Lowered") -> bytes:
-    """The StableHLO of a lowered function as an artifact that later versions read."""
+    """Returns the StableHLO of a lowered function as an artifact that later versions read."""
     weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
     version = stablehlo.get_version_from_compatibility_requirement(weeks)
     module = _canonical_module(lowered)
@@ -264,7 +264,7 @@ def caller(executable: Any, device: Any) -> Callable[[list[Any]], list[Any]]:
 
 
 def _handler(output: Any, device: Any) -> Any:
-    """What makes a buffer like `output` of a result."""
+    """Returns what makes a buffer like `output` of a result."""
     return _result_handler(output.aval, xc.SingleDeviceSharding(device))
 
 
@@ -297,7 +297,7 @@ def executor(
 
 
 def temporary_bytes(executable: Any) -> int:
-    """How much memory each execution takes beside inputs and outputs."""
+    """Returns how much memory each execution takes beside inputs and outputs."""
     return executable.get_compiled_memory_stats().temp_size_in_bytes
 
 
@@ -324,7 +324,7 @@ def import_tensor(tensor: Tensor, device: Any) -> Any:
 
 
 def copied(device: Any, array: np.ndarray) -> Any:
-    """A copy of a numpy array in memory that XLA owns alone, and may write over.
+    """Returns a copy of a numpy array in memory that XLA owns alone, and may write over.
 
     The array is not read after the call. On a CPU the copy is ready.
     """
@@ -410,18 +410,18 @@ def parts_caller(executable: Any) -> Callable[[list[Any]], list[Any]]:
 
 
 def program_text(executable: Any) -> str:
-    """The compiled program of one device, in XLA's own words."""
+    """Returns the compiled program of one device, in XLA's own words."""
     text: str = executable.hlo_modules()[0].to_string()
     return text
 
 
 def memory_of(executable: Any) -> Any:
-    """What each device needs, in bytes: `argument_size_in_bytes` and others."""
+    """Returns what each device needs, in bytes: `argument_size_in_bytes` and others."""
     return executable.get_compiled_memory_stats()
 
 
 def split(array: np.ndarray, sharding: Any) -> Any:
-    """A copy of a numpy array on several devices, in memory that XLA owns alone.
+    """Returns a copy of a numpy array on several devices, in memory that XLA owns alone.
 
     Of devices of several processes each process fills its own.
     """
@@ -431,7 +431,7 @@ def split(array: np.ndarray, sharding: Any) -> Any:
 
 
 def joined(part: np.ndarray, shape: Sequence[int], sharding: Any) -> Any:
-    """An array of which each process has one part, on its only device.
+    """Returns an array of which each process has one part, on its only device.
 
     Args:
         part: This process's.

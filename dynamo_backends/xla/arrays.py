@@ -25,7 +25,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def from_numpy(array: np.ndarray) -> Tensor:
-    """The tensor that shares a numpy array's memory, any dtype that XLA has."""
+    """Returns the tensor that shares a numpy array's memory, any dtype that XLA has."""
     for dtype, carrier in _CARRIERS.items():
         if array.dtype == to_jax(dtype):
             name = str(carrier).removeprefix("torch.")

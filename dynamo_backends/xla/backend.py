@@ -49,7 +49,7 @@ def has_cuda_plugin() -> bool:
 
 @functools.cache
 def gpus() -> str:
-    """What machine code for CUDA devices depends on; empty without any."""
+    """Returns what machine code for CUDA devices depends on; empty without any."""
     if not torch.cuda.is_available() or not has_cuda_plugin():
         return ""
     count = torch.cuda.device_count()
@@ -60,7 +60,7 @@ def gpus() -> str:
 
 @functools.cache
 def tpu() -> str:
-    """The chip that machine code for the TPU depends on."""
+    """Returns the chip that machine code for the TPU depends on."""
     from dynamo_backends.xla.runtime import open_device
 
     handle = open_device("tpu").handle
@@ -288,7 +288,7 @@ def _target(graph: Graph, options: XlaOptions) -> tuple[str, int]:
 
 
 def _platform_of_mesh(options: XlaOptions, mesh: Mesh) -> str:
-    """Where the devices of a mesh are.
+    """Returns where the devices of a mesh are.
 
     Raises:
         OptionError: The option `device` names one device, or another kind than the mesh has.
@@ -314,7 +314,7 @@ def _is_distributed(node: fx.Node) -> bool:
 
 
 def _kept_apart(options: XlaOptions) -> str:
-    """Why all collectives are left to torch; empty: they are not."""
+    """Returns why all collectives are left to torch; empty: they are not."""
     if options.collectives == "torch":
         return "the option collectives leaves it to torch"
     if options.is_beside:

@@ -74,7 +74,7 @@ def compile_graph(
 def _compile_main(
     graph: Graph, parts: prologue.SplitProgram, device: Device
 ) -> tuple[Any, tuple[int, ...]]:
-    """The main program, and which activations it updates in place (see `XlaInputMap`)."""
+    """Returns the main program, and which activations it updates in place (see `XlaInputMap`)."""
     updated = updated_in_place(graph, parts.activations, device)
     fuses = may_fuse_products(parts.main)
     if updated:
@@ -129,7 +129,7 @@ def abstract(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
 
 
 def from_storage(array: jax.Array, storage: Storage) -> Value:
-    """An array as it lies in memory as a value in torch's order of dimensions."""
+    """Returns an array as it lies in memory as a value in torch's order of dimensions."""
     if storage.is_channels_last:
         return ChannelsLast(array)
     if storage.is_row_major:
@@ -138,7 +138,7 @@ def from_storage(array: jax.Array, storage: Storage) -> Value:
 
 
 def to_storage(value: Value, storage: Storage) -> jax.Array:
-    """The reverse of `from_storage`."""
+    """Returns the reverse of `from_storage`."""
     if storage.is_channels_last and isinstance(value, ChannelsLast):
         return value.array
     array = logical(value)

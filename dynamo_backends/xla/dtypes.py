@@ -26,12 +26,12 @@ _FROM_TORCH = {
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Whether XLA has an element type for `dtype` (complex32 and quantized types: no)."""
+    """Returns whether XLA has an element type for `dtype` (complex32 and quantized types: no)."""
     return dtype in _FROM_TORCH
 
 
 def to_jax(dtype: torch.dtype) -> jnp.dtype:
-    """The XLA element type of a torch dtype.
+    """Returns the XLA element type of a torch dtype.
 
     Raises:
         KeyError: XLA has none; ask `is_supported` first.

@@ -40,7 +40,7 @@ class EqualWeights:
         place: Hashable,
         take_in: Import,
     ) -> list[Any]:
-        """A buffer for each prepared weight: that of an equal one, if there is one.
+        """Returns a buffer for each prepared weight: that of an equal one, if there is one.
 
         Args:
             prepared: Contiguous tensors on the CPU.

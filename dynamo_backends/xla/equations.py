@@ -8,7 +8,7 @@ from jax.extend import core
 
 
 def in_place_of(eqn: Any, function: Callable[..., jax.Array]) -> list[Any]:
-    """The equations of a function that computes what an equation does, with its variables.
+    """Returns the equations of a function that computes what an equation does, with its variables.
 
     Args:
         eqn: Has one result.

@@ -24,7 +24,7 @@ from dynamo_backends.xla.shared_heads import share_heads
 
 
 def portable_program(graph: Graph, options: LoweringOptions) -> bytes:
-    """A graph as a portable artifact of StableHLO, which XLA reads for years.
+    """Returns a graph as a portable artifact of StableHLO, which XLA reads for years.
 
     It takes the weights, then the activations, and returns the outputs, as row-major arrays in the
     tensors' own order of dimensions.

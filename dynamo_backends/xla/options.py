@@ -151,7 +151,7 @@ def _check_device(device: str, backend: str) -> None:
 
 
 def lowering_options(platform_name: str, options: XlaOptions) -> Any:
-    """How graphs are lowered for a platform.
+    """Returns how graphs are lowered for a platform.
 
     Args:
         platform_name: "cpu", "cuda" or "tpu"; it need not be here.

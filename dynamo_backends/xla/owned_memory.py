@@ -72,7 +72,7 @@ class OwnedBuffer:
             self._results = []
 
     def is_filled_by(self, tensor: Tensor) -> bool:
-        """Whether a tensor at this address is all of the memory."""
+        """Returns whether a tensor at this address is all of the memory."""
         return (
             tensor.shape == self._shape
             and tensor.stride() == self._stride
@@ -91,7 +91,7 @@ _owned: weakref.WeakValueDictionary[int, OwnedBuffer] = weakref.WeakValueDiction
 
 
 def find_owned(tensor: Tensor) -> OwnedBuffer | None:
-    """The memory of XLA's that a tensor fills, if it does."""
+    """Returns the memory of XLA's that a tensor fills, if it does."""
     owner = _owned.get(tensor.data_ptr())
     return owner if owner is not None and owner.is_filled_by(tensor) else None
 
@@ -118,7 +118,7 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
 
 
 def is_movable(tensor: Tensor, is_returned: bool = False) -> bool:
-    """Whether nobody else would notice if a tensor lived elsewhere: its memory is its own.
+    """Returns whether nobody else would notice if a tensor lived elsewhere: its memory is its own.
 
     Memory that torch's allocator has not made (of files, of numpy, of other processes) belongs to
     somebody else, and so does what somebody else refers to: a view, an array, a DLPack capsule.

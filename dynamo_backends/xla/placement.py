@@ -67,7 +67,7 @@ def _home(device: str) -> Home | None:
 
 
 def settle(device: Device) -> str:
-    """The name of a device, on which values can live from now on."""
+    """Returns the name of a device, on which values can live from now on."""
     if computer_of(device.name) is None:
         import dynamo_backends.xla.lowering  # noqa: F401 - fills the table
         from dynamo_backends.xla.lowering.registry import lookup, overloads

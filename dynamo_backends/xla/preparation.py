@@ -192,7 +192,7 @@ class Preparation:
 
 
 def translate(prologue: core.ClosedJaxpr) -> Preparation | None:
-    """A prologue as instructions; None if it has an equation that there is none for."""
+    """Returns a prologue as instructions; None if it has an equation that there is none for."""
     jaxpr = prologue.jaxpr
     values = dict(zip(jaxpr.constvars, prologue.consts, strict=True))
     constants: dict[Any, tuple[str, Sequence[int], Sequence[Any]]] = {}
@@ -244,7 +244,7 @@ def _constant(
 
 
 def _keeps_types(preparation: Preparation, jaxpr: Any) -> bool:
-    """Whether torch gives results of the shapes and dtypes that the program expects."""
+    """Returns whether torch gives results of the shapes and dtypes that the program expects."""
 
     def described(values: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
         return [(tuple(v.shape), str(v.dtype).removeprefix("torch.")) for v in values]

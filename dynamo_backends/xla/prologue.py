@@ -177,14 +177,14 @@ def _debug_info(inputs: int, outputs: int) -> core.DebugInfo:
 
 
 def with_outputs(program: core.ClosedJaxpr, order: Sequence[int]) -> core.ClosedJaxpr:
-    """A program with its results in another order."""
+    """Returns a program with its results in another order."""
     jaxpr = program.jaxpr
     outputs = [jaxpr.outvars[i] for i in order]
     return _close(program, list(jaxpr.invars), outputs, list(jaxpr.eqns))
 
 
 def as_function(program: core.ClosedJaxpr) -> Any:
-    """A function that evaluates a program on jax values; returns a list."""
+    """Returns a function that evaluates a program on jax values; returns a list."""
     return core.jaxpr_as_fun(program)
 
 

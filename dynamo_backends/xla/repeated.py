@@ -53,7 +53,7 @@ def drop_repeated(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def may_fuse_products(program: core.ClosedJaxpr) -> bool:
-    """Whether no product has an operand that is the same along a dimension.
+    """Returns whether no product has an operand that is the same along a dimension.
 
     Bodies of loops are looked at, too, as if nothing were known of what they are given.
     """
@@ -179,7 +179,7 @@ def _of_operand(atom: Any, same: Mapping[core.Var, frozenset[int]], rank: int) -
 
 
 def _reshaped(source: Sequence[int], shape: Sequence[int], known: Collection[int]) -> set[int]:
-    """Those of the new dimensions that are made of nothing but known old ones."""
+    """Returns those of the new dimensions that are made of nothing but known old ones."""
     before, after = ([*itertools.accumulate(s, operator.mul, initial=1)] for s in (source, shape))
     found = set()
     for k, size in enumerate(shape):

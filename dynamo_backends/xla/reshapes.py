@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 
 def drop_reshapes(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same program; what is pointwise between a reshape and its inverse needs neither.
+    """Returns the same program; what is pointwise between a reshape and its inverse needs neither.
 
     Equations that nobody reads any more are left for the next pass to drop.
     """
@@ -53,7 +53,7 @@ def drop_reshapes(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 
 def _reshaped_after(eqn: Any) -> list[Any]:
-    """An equation on operands of another shape, and the reshape of its result."""
+    """Returns an equation on operands of another shape, and the reshape of its result."""
     shape = eqn.outvars[0].aval.shape
     return in_place_of(eqn, lambda *xs: lax.reshape(eqn.primitive.bind(*xs, **eqn.params), shape))
 

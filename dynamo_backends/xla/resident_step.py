@@ -97,12 +97,12 @@ class ResidentStep(StepProgram):
         return known
 
     def _take_in(self, place: int, tensor: Tensor) -> Any:
-        """An input on the device."""
+        """Returns an input on the device."""
         array: Any = self._device.take_in([self._importers[place]], [tensor])[0]
         return array
 
     def _duplicated(self, place: int, array: Any) -> Any:
-        """A copy of an input, which may be given away."""
+        """Returns a copy of an input, which may be given away."""
         return duplicated(self._device, array, self._importers[place].dtype)
 
     def _array(self, place: int, tensor: Tensor, value: DeviceValue) -> Any:
@@ -112,7 +112,7 @@ class ResidentStep(StepProgram):
         return self._take_in(place, tensor)
 
     def _resident(self, tensor: Tensor, place: int) -> tuple[Tensor, DeviceValue]:
-        """The handle of an input that is updated, and its contents."""
+        """Returns the handle of an input that is updated, and its contents."""
         found = self._residents.get(place)
         if found is not None and found[0] is getattr(tensor, "_handle", None):
             return found

@@ -135,13 +135,13 @@ def write(home: ArrayHome, target: Tensor, export: Exporter, array: Any, origin:
 
 
 def reshaped(home: ArrayHome, array: Any, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-    """An array with the same elements in the same order."""
+    """Returns an array with the same elements in the same order."""
     run = _program(home, _reshape, tuple(array.shape), dtype, tuple(shape))
     return home.execute(run, [array])[0]
 
 
 def duplicated(home: ArrayHome, array: Any, dtype: torch.dtype) -> Any:
-    """A copy in memory of its own, which may be given away."""
+    """Returns a copy in memory of its own, which may be given away."""
     run = _program(home, _copy, tuple(array.shape), dtype, ())
     return home.execute(run, [array])[0]
 
@@ -159,7 +159,7 @@ def _strided(array: jax.Array, geometry: tuple[tuple[int, ...], tuple[int, ...],
 
 
 def _places(size: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> jax.Array:
-    """Where the elements of a view are in a storage."""
+    """Returns where the elements of a view are in a storage."""
     wide = size > np.iinfo(np.int32).max
     places = jnp.full(shape, offset, jnp.int64 if wide else jnp.int32)
     for dim, stride in enumerate(strides):
@@ -171,7 +171,7 @@ def _places(size: int, shape: Sequence[int], strides: Sequence[int], offset: int
 def _scatter(
     home: ArrayHome, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, geometry: Any
 ) -> Callable[[list[Any]], list[Any]]:
-    """A program that writes a view's elements into a storage.
+    """Returns a program that writes a view's elements into a storage.
 
     Args:
         home: The device.
@@ -198,7 +198,7 @@ def _program(
     dtype: torch.dtype,
     how: Any,
 ) -> Callable[[list[Any]], list[Any]]:
-    """A program of one input and one output; one for each kind of call."""
+    """Returns a program of one input and one output; one for each kind of call."""
     return _compiled(home, lambda array: function(array, how), [shape], dtype)
 
 

@@ -18,7 +18,7 @@ _returned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def worth_noting(values: Sequence[Tensor]) -> list[int]:
-    """Which results are so large that copying them would take longer than noting them.
+    """Returns which results are so large that copying them would take longer than noting them.
 
     Args:
         values: Fake tensors, one per result.
@@ -33,7 +33,7 @@ def note(buffer: Any) -> None:
 
 
 def find_returned(tensor: Tensor, shape: Sequence[int]) -> Any | None:
-    """The buffer whose memory a tensor has, if there is one.
+    """Returns the buffer whose memory a tensor has, if there is one.
 
     Args:
         tensor: On the CPU.

@@ -93,7 +93,7 @@ class Device:
         return self.import_tensors([check(tensor) for check, tensor in pairs])
 
     def shares_with(self, device: torch.device) -> bool:
-        """Whether it computes in the memory that torch's tensors on a device have."""
+        """Returns whether it computes in the memory that torch's tensors on a device have."""
         if self.platform != "cuda":
             return self.platform == device.type
         return device.type == driver().kind and (device.index or 0) == self.index
@@ -151,7 +151,7 @@ def _open(platform: str, index: int) -> Device:
 
 
 def open_device(platform: str, index: int = 0) -> Device:
-    """The PJRT device of a platform; its client is started on first use.
+    """Returns the PJRT device of a platform; its client is started on first use.
 
     Args:
         platform: "cpu", "cuda" or "tpu".
@@ -295,7 +295,7 @@ class XlaExecutable(Executable):
         return ready + self._transform(weights), copied
 
     def _transform(self, weights: Sequence[Tensor]) -> list[Any]:
-        """What the prologue makes of the weights."""
+        """Returns what the prologue makes of the weights."""
         if self._device.is_remote and self.prologue is not None:
             buffers = self._take_weights(weights, self.wiring.transformed)
             return self._device.execute(self.prologue.execute, buffers)
@@ -315,7 +315,7 @@ class XlaExecutable(Executable):
         return self._device.take_in(importers, [weights[i] for i in places])
 
     def _shares(self, tensor: Tensor, weight: Tensor) -> bool:
-        """Whether a buffer made of `tensor` is the memory of `weight`."""
+        """Returns whether a buffer made of `tensor` is the memory of `weight`."""
         if tensor.data_ptr() != weight.data_ptr() or tensor.data_ptr() % ALIGNMENT:
             return False
         return self._device.shares_with(tensor.device)
@@ -340,7 +340,7 @@ class XlaExecutable(Executable):
         return self._device.take_in(self._activations, given)
 
     def _bind_cpu(self, prepared: list[Any]) -> Bound:
-        """The hot path on the CPU: everything that can be decided early is."""
+        """Returns the hot path on the CPU: everything that can be decided early is."""
         execute = self._execute
         handle = self._device.handle
         pid = self._device.pid

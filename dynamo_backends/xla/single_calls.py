@@ -126,7 +126,7 @@ class SingleCalls:
         return NotImplemented
 
     def _find(self, key: Any, numbers: bool, leaves: Sequence[Any]) -> "_Program | None":
-        """The program for a kind of call; None: there can be none.
+        """Returns the program for a kind of call; None: there can be none.
 
         Args:
             key: The kind.
@@ -148,7 +148,7 @@ class SingleCalls:
         return self._programs.get(key)
 
     def number(self, value: float) -> Any:
-        """A number on the device."""
+        """Returns a number on the device."""
         name = repr(value)  # -0.0 is not 0.0
         found = self._numbers.get(name)
         if found is None:
@@ -239,7 +239,7 @@ class _Call:
         return graph
 
     def why_not(self, lookup: Callable[[Any], Any]) -> str | None:
-        """Why it cannot be lowered; None if it can."""
+        """Returns why it cannot be lowered; None if it can."""
         for value in (*self.fakes, *self.values):
             if isinstance(value, float):
                 continue
@@ -334,7 +334,7 @@ class _Program:
 
 
 def _pure(func: OpOverload) -> OpOverload | None:
-    """The operator that returns what this one does; None: there is none."""
+    """Returns the operator that returns what this one does; None: there is none."""
     written = [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
     if not written:
         return func
@@ -348,7 +348,7 @@ def _pure(func: OpOverload) -> OpOverload | None:
 
 
 def _kind(leaf: Any, numbers: bool) -> Any:
-    """What tells calls apart that need different programs.
+    """Returns what tells calls apart that need different programs.
 
     Args:
         leaf: An argument.

@@ -70,7 +70,7 @@ class SingleDraw:
 def single_draw(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> SingleDraw | None:
-    """A call as a device makes it; None: the host has to draw, and nothing was drawn.
+    """Returns a call as a device makes it; None: the host has to draw, and nothing was drawn.
 
     Args:
         func: The overload.

@@ -44,7 +44,7 @@ class _Product:
 
 
 def split_skinny(program: core.ClosedJaxpr, threads: int) -> core.ClosedJaxpr:
-    """The same program; large matrices that few rows are multiplied by are read in parts.
+    """Returns the same program; large matrices that few rows are multiplied by are read in parts.
 
     Args:
         program: After `products.simplify_products`.
@@ -82,7 +82,7 @@ def _is_plain(*avals: Any) -> bool:
 
 
 def _parts(product: _Product, threads: int) -> int:
-    """How many: a divisor of the matrix's rows."""
+    """Returns how many: a divisor of the matrix's rows."""
     aval = product.avals[product.matrix]
     most = min(threads, 4 * aval.size * aval.dtype.itemsize // LARGE)
     return next(n for n in range(max(most, 1), 0, -1) if aval.shape[0] % n == 0)

@@ -65,11 +65,11 @@ class _Interface:
             self.results[k] = in_one_dimension(self.results[k])
 
     def take_in(self, place: int, tensor: Tensor) -> Any:
-        """A buffer on an input, or on a copy of it; XLA compares sizes, not shapes."""
+        """Returns a buffer on an input, or on a copy of it; XLA compares sizes, not shapes."""
         return self._device.import_tensor(self.importers[place](tensor).detach())
 
     def hand_out(self, buffers: Sequence[Any], first: int = 0) -> list[Tensor]:
-        """The results from `first` on as tensors."""
+        """Returns the results from `first` on as tensors."""
         tensors = map(from_dlpack, map(_jaxlib.export_dlpack, buffers[first:]))
         dense = map(Tensor.view, tensors, self._shapes[first:])
         return [e(t) for e, t in zip(self.exporters[first:], dense, strict=True)]

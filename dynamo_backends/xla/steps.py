@@ -79,7 +79,7 @@ def trace_step(
     is_flat: bool,
     axes: Sequence[tuple[str, int]] | None = None,
 ) -> Any:
-    """A step's lowering as a jaxpr.
+    """Returns a step's lowering as a jaxpr.
 
     Args:
         graph: Of the kind "step".

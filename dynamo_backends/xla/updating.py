@@ -48,7 +48,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def results_order(graph: Graph, updated: Sequence[int]) -> list[int]:
-    """The graph's outputs in the order in which a program returns them.
+    """Returns the graph's outputs in the order in which a program returns them.
 
     Args:
         graph: What is compiled.
@@ -59,7 +59,7 @@ def results_order(graph: Graph, updated: Sequence[int]) -> list[int]:
 
 
 def executable_for(graph: Graph) -> type[XlaExecutable]:
-    """What runs a compiled graph."""
+    """Returns what runs a compiled graph."""
     return XlaUpdatingExecutable if graph.updates else XlaExecutable
 
 
@@ -140,7 +140,7 @@ class XlaUpdatingExecutable(XlaExecutable):
         return run
 
     def _owners(self, tensors: Sequence[Tensor]) -> list[OwnedBuffer | None]:
-        """Where what is updated lives from now on; None: not in memory of XLA's.
+        """Returns where what is updated lives from now on; None: not in memory of XLA's.
 
         Mostly it is what it was at the last call, and lives where it did.
         """
@@ -164,7 +164,7 @@ class XlaUpdatingExecutable(XlaExecutable):
         tensors: Sequence[Tensor],
         owners: Sequence[OwnedBuffer | None],
     ) -> list[Any]:
-        """One buffer per activation of the main program."""
+        """Returns one buffer per activation of the main program."""
         buffers = list(staging.buffers)
         places, importers = self.wiring.activations, self._activations
         for k, memory in staging.small:

@@ -89,7 +89,7 @@ class Aliases:
         self.names.append(f"memory of {', '.join(names)}")
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the tensors still share the same memory.
+        """Returns whether the tensors still share the same memory.
 
         Args:
             tensors: One per slot.

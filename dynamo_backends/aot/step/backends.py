@@ -68,7 +68,7 @@ def step_backend(
     home: str | None = None,
     mesh: Mesh | None = None,
 ) -> StepBackend:
-    """The way of a backend with steps.
+    """Returns the way of a backend with steps.
 
     Args:
         name: One of torch's own that have a row in `TORCHS`, or one of `get_backend`.

@@ -60,7 +60,7 @@ class _Object:
 
 
 def flatten_batch(batch: Any) -> tuple[list[Any], BatchSpec]:
-    """The leaves of a step's arguments.
+    """Returns the leaves of a step's arguments.
 
     An object that torch's pytrees do not know, such as a dataclass, is taken for its attributes: a
     batch object may be new at each call, or the same with other tensors in it.
@@ -112,7 +112,7 @@ _WHOLE = (
 
 
 def _attributes(leaf: Any) -> dict[str, Any] | None:
-    """An object's attributes, if it is nothing else; None to keep it whole."""
+    """Returns an object's attributes, if it is nothing else; None to keep it whole."""
     if isinstance(leaf, (Tensor, *_WHOLE)) or is_simple(leaf) or hasattr(type(leaf), "__next__"):
         return None
     if isinstance(leaf, _CONTAINERS):
@@ -124,12 +124,12 @@ def _attributes(leaf: Any) -> dict[str, Any] | None:
 
 
 def _defined(kind: type) -> set[str]:
-    """What a class and those it extends define, apart from `object`."""
+    """Returns what a class and those it extends define, apart from `object`."""
     return {name for each in kind.__mro__[:-1] for name in vars(each)}
 
 
 def kind_of_leaf(leaf: Any) -> Any:
-    """What a step is compiled for of a leaf; floats are inputs."""
+    """Returns what a step is compiled for of a leaf; floats are inputs."""
     if isinstance(leaf, Tensor):
         gradient = leaf.grad if leaf.is_leaf else None
         return (

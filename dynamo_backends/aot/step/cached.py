@@ -13,7 +13,7 @@ from dynamo_backends.runtime.load_or_compile import load_or_compile
 
 
 def program_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph) -> StepProgram:
-    """The program of a step, from disk if it is there.
+    """Returns the program of a step, from disk if it is there.
 
     Args:
         backend: What compiles it.

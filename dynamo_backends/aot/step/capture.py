@@ -153,7 +153,7 @@ class _Recorder:
         )
 
     def _read(self, graph: fx.Graph, first: int) -> set[int]:
-        """The slots whose gradients at the start the graph reads."""
+        """Returns the slots whose gradients at the start the graph reads."""
         places = graph.find_nodes(op="placeholder")[first:]
         entering = zip(self._gradients.entering, places, strict=False)
         read = {i for i, place in entering if place.users}

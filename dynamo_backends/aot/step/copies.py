@@ -38,7 +38,7 @@ class Copies:
             self._kept = {i: t.detach().clone() for i, t in tensors.items()}
 
     def load(self) -> dict[int, Tensor]:
-        """The copies, with the strides of the tensors."""
+        """Returns the copies, with the strides of the tensors."""
         if self._file is None:
             return self._kept
         self._file.seek(0)
@@ -71,7 +71,7 @@ def all_or_nothing(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:
-    """An anonymous file beside the disk cache; None if that is not possible."""
+    """Returns an anonymous file beside the disk cache; None if that is not possible."""
     try:
         folder = cache_folder()
         with open_private(folder, create=True):

@@ -25,7 +25,7 @@ class Draws:
     calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = ()
 
     def __call__(self) -> list[Tensor]:
-        """The numbers of one step."""
+        """Returns the numbers of one step."""
         return [target(*args, **kwargs) for target, args, kwargs in self.calls]
 
 

@@ -67,7 +67,7 @@ def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
 
 
 def without_effects(recording: Recording) -> Recording:
-    """A recording that leaves nothing but what its calls return.
+    """Returns a recording that leaves nothing but what its calls return.
 
     Args:
         recording: From `capture.record`; its graph is changed.
@@ -80,7 +80,7 @@ def without_effects(recording: Recording) -> Recording:
 
 
 def without_updates(step: StepGraph) -> StepGraph:
-    """A graph that returns the results of a step, and changes none of its inputs.
+    """Returns a graph that returns the results of a step, and changes none of its inputs.
 
     Args:
         step: From `functionalize`; its graph is changed.

@@ -52,7 +52,7 @@ class _Tensor:
     source: "_Tensor | None" = None
 
     def views(self) -> list[fx.Node]:
-        """The calls that make it of its memory."""
+        """Returns the calls that make it of its memory."""
         if self.view is None or self.source is None:
             return []
         return [*self.source.views(), self.view]
@@ -125,7 +125,7 @@ class Functionalization:
             self._tensors[node] = self._fresh(self._emit(node, node.target, self._value))
 
     def _value(self, node: fx.Node) -> Any:
-        """A value of the graph that writes, as it is now, in the functional graph."""
+        """Returns a value of the graph that writes, as it is now, in the functional graph."""
         tensor = self._tensors[node]
         return self._read(tensor) if isinstance(tensor, _Tensor) else tensor
 
@@ -263,7 +263,7 @@ class Functionalization:
         return results
 
     def _attribute(self, node: fx.Node, value: Any) -> fx.Node:
-        """A constant of a rule."""
+        """Returns a constant of a rule."""
         known = self._attributes.get(id(value))
         if known is None:
             name = f"_constant_of_rule_{len(self._attributes)}"
@@ -307,7 +307,7 @@ class _Call:
         return [r if n is None else None for r, n in zip(results, returned, strict=True)], memories
 
     def kind(self) -> str:
-        """All that it depends on besides its tensors."""
+        """Returns all that it depends on besides its tensors."""
         numbers = {n: i for i, n in enumerate(self.others)}
 
         def argument(value: Any) -> Any:
@@ -335,7 +335,7 @@ def _function_of(view: fx.Node) -> Any:
 
 
 def _written(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node | None]]:
-    """The arguments that a call writes to; and for each result the argument that it is."""
+    """Returns the arguments that a call writes to; and for each result the argument that it is."""
     schema = node.target._schema  # type: ignore[union-attr]
     given: dict[str, Any] = {a.name: x for a, x in zip(schema.arguments, node.args, strict=False)}
     given |= node.kwargs
@@ -354,7 +354,7 @@ def _written(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node | None]]:
 
 
 def _spec(node: Any) -> Hashable:
-    """The metadata of a value in a graph."""
+    """Returns the metadata of a value in a graph."""
     return metadata_of(node.meta.get("val") if isinstance(node, fx.Node) else node)
 
 

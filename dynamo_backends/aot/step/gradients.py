@@ -11,7 +11,7 @@ from dynamo_backends.aot.step.optimizer_calls import OptimizerCalls
 
 
 def is_leaf(tensor: Tensor) -> bool:
-    """Whether a tensor may have a gradient."""
+    """Returns whether a tensor may have a gradient."""
     return tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None)
 
 
@@ -84,7 +84,7 @@ class SlotGradients(Gradients):
         self._calls.begun = True
 
     def cleared(self) -> tuple[int, ...]:
-        """The slots whose gradient the step takes away."""
+        """Returns the slots whose gradient the step takes away."""
         changed = self._accumulated | self.entering.keys() | self._cleared_by_call()
         changed |= self._slots_of(self._calls.cleared_late)
         return tuple(i for i in sorted(changed) if self._fakes[i].grad is None)
@@ -107,7 +107,7 @@ class SlotGradients(Gradients):
 
 
 def _noting(gradients: SlotGradients, slot: int) -> Callable[[Tensor], None]:
-    """A hook that keeps no recording alive: torch may keep fakes, and so their hooks."""
+    """Returns a hook that keeps no recording alive: torch may keep fakes, and so their hooks."""
     reference = weakref.ref(gradients)
 
     def note(_: Tensor) -> None:

@@ -32,7 +32,7 @@ class Guards:
         self._aliases = recording.aliases
 
     def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
-        """Why the recording cannot be used; None if it can.
+        """Returns why the recording cannot be used; None if it can.
 
         Args:
             tensors: One per slot.
@@ -57,7 +57,7 @@ class Guards:
         return [_kind(tensors[i].grad) for i in self._with]
 
     def _values(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> tuple[float, ...]:
-        """The numbers, and behind them the living tensors that the step asked about."""
+        """Returns the numbers, and behind them the living tensors that the step asked about."""
         if not self._asked:
             return numbers
         first = len(numbers)

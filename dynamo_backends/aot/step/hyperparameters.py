@@ -25,7 +25,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), type, torch.dtype,
 
 
 def value_at(group: Mapping[str, Any], key: str, index: int | None) -> Any:
-    """An entry of a group, or an element of one that is a list or a tuple."""
+    """Returns an entry of a group, or an element of one that is a list or a tuple."""
     return group[key] if index is None else group[key][index]
 
 
@@ -37,7 +37,7 @@ def group_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Place
 
 
 def read_number(place: Place) -> Any:
-    """The number at a place of `group_numbers`: a Python number, or a numpy scalar."""
+    """Returns the number at a place of `group_numbers`: a Python number, or a numpy scalar."""
     value = value_at(*place)
     return value[()] if isinstance(value, numpy.ndarray) else value
 
@@ -84,7 +84,7 @@ def replace(group: Group, key: str, index: int | None, value: Any) -> None:
 
 
 def group_constants(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Any, ...]:
-    """What a step depends on besides the inputs' values: kinds of inputs, and all else."""
+    """Returns what a step depends on besides the inputs' values: kinds of inputs, and all else."""
     found: list[Any] = [
         (key, index, _fixed(optimizer, key, index, value))
         for optimizer, _, key, index, value in _entries(optimizers)
@@ -141,7 +141,7 @@ def _is_structure(optimizer: torch.optim.Optimizer, key: str) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a Python number, or one of numpy's; flags are none."""
+    """Returns whether a value is a Python number, or one of numpy's; flags are none."""
     if isinstance(value, numpy.ndarray):
         return value.ndim == 0 and value.dtype.kind in "iuf"
     if isinstance(value, bool):
@@ -150,7 +150,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    """Whether a value is a number that is no integer by its type."""
+    """Returns whether a value is a number that is no integer by its type."""
     if isinstance(value, Tensor):
         return value.is_floating_point()
     if isinstance(value, numpy.ndarray):

@@ -78,7 +78,7 @@ class Inventory:
         return list(itertools.chain.from_iterable(map(dict.values, self._tables)))
 
     def refresh(self) -> list[Tensor] | None:
-        """The tensors of now, one per slot; None if there are others than there were."""
+        """Returns the tensors of now, one per slot; None if there are others than there were."""
         if not self._snapshot.is_current():
             tensors = self._find_tensors()
             if tensors is None:
@@ -112,7 +112,7 @@ class Inventory:
         return self.tensors
 
     def is_like(self, other: "Inventory") -> bool:
-        """Whether the tensors of another inventory can take the place of these."""
+        """Returns whether the tensors of another inventory can take the place of these."""
         ours, theirs = self._children, other._children
         return (
             self.slots == other.slots
@@ -126,7 +126,7 @@ class Inventory:
         return [i for i, slot in enumerate(self.slots) if slot.role is Role.PARAMETER]
 
     def requires_grad(self) -> bytes:
-        """Which of the parameters have gradients, one byte for each."""
+        """Returns which of the parameters have gradients, one byte for each."""
         return bytes(map(_REQUIRES_GRAD, itertools.compress(self.tensors, self._is_parameter)))
 
 
@@ -169,7 +169,7 @@ def _in_optimizers(
 
 
 def _settings(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[int, str]]:
-    """Which hyper-parameters are tensors now."""
+    """Returns which hyper-parameters are tensors now."""
     return [
         (number, name)
         for optimizer in optimizers

@@ -61,7 +61,7 @@ class LossScaling:
             scaling.set_unscales(optimizer, True)
 
     def handle(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """The result of a call of a scaler.
+        """Returns the result of a call of a scaler.
 
         Returns:
             NotImplemented for other calls.

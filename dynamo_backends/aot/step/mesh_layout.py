@@ -21,7 +21,7 @@ def layout_of(
     batch: Sequence[Tensor],
     replicated: Collection[int] = (),
 ) -> MeshLayout:
-    """The layout of a step's graph.
+    """Returns the layout of a step's graph.
 
     Args:
         parallel: What the user asked for.
@@ -88,7 +88,7 @@ class LikeBatch:
         self._parts = self._mesh.parts(self._placement, 0)
 
     def __call__(self, value: Tensor) -> Placement:
-        """The placement of a value like this one."""
+        """Returns the placement of a value like this one."""
         if not value.dim() or not self._size or value.shape[0] % self._size:
             return self._mesh.replicated
         return self._placement if value.shape[0] % self._parts == 0 else self._mesh.replicated

@@ -46,7 +46,7 @@ class OnlineComparison:
 
 
 def counting(steps: Sequence[float]) -> list[float]:
-    """The steps that count."""
+    """Returns the steps that count."""
     return [s for i, s in enumerate(steps) if i >= RUN and i % RUN]
 
 
@@ -55,5 +55,5 @@ def _typical(steps: Sequence[float]) -> float:
 
 
 def eager_wins(compiled: float, eager: float) -> bool:
-    """Whether eager's time is so much shorter that it is chosen."""
+    """Returns whether eager's time is so much shorter that it is chosen."""
     return eager < WORTH * compiled

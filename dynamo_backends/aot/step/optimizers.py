@@ -61,7 +61,7 @@ def _create_momentum(optimizer: torch.optim.SGD) -> bool:
 
 
 def _lists(init_group: Callable[..., Any]) -> int:
-    """How many lists a method `_init_group(group, ...)` fills."""
+    """Returns how many lists a method `_init_group(group, ...)` fills."""
     return len(inspect.signature(init_group).parameters) - 1
 
 

@@ -86,7 +86,7 @@ _WRAPPERS = (
 def outside_effect(
     models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> str | None:
-    """Why steps of these cannot be compiled; None if nothing is known against it.
+    """Returns why steps of these cannot be compiled; None if nothing is known against it.
 
     Args:
         models: Of the step.

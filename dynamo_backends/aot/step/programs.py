@@ -42,7 +42,7 @@ class StepProgram(ABC):
 
     @abstractmethod
     def outputs(self, taken: list[Any]) -> list[Tensor]:
-        """The graph's other outputs; may be called again.
+        """Returns the graph's other outputs; may be called again.
 
         Args:
             taken: As `__call__` left it.
@@ -52,7 +52,7 @@ class StepProgram(ABC):
         """Gets the report of its graph, to which a program that learns later may add."""
 
     def dump(self) -> dict[str, bytes] | None:
-        """What must be kept on disk to load it in another process; None: cannot be."""
+        """Returns what must be kept on disk to load it in another process; None: cannot be."""
         return None
 
 

@@ -11,7 +11,7 @@ from dynamo_backends.aot.step.scalars import Answer, Term
 
 
 def asked(answers: Sequence[Answer], values: Sequence[float]) -> fx.GraphModule:
-    """A graph of ATen calls from the numbers, in float64, to what each answer is about.
+    """Returns a graph of ATen calls from the numbers, in float64, to what each answer is about.
 
     Args:
         answers: About numbers alone.

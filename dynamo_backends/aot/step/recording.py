@@ -103,5 +103,5 @@ class Recording:
 
 
 def numbers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
-    """The numbers of optimizers that are inputs."""
+    """Returns the numbers of optimizers that are inputs."""
     return [read_number(place) for place in group_numbers(optimizers)]

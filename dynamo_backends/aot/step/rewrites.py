@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 def _scaled(x: Any, by: Any, to: Tensor) -> Any:
-    """A summand, multiplied in the dtype of the sum."""
+    """Returns a summand, multiplied in the dtype of the sum."""
     if isinstance(by, int | float) and by == 1:
         return x
     if isinstance(x, Tensor) and x.dtype is not to.dtype and (x.ndim or not to.ndim):
@@ -99,7 +99,7 @@ def _tensor(data: Any, dtype: Any = None, device: Any = None, **options: Any) ->
 
 
 def _stacked(data: Any) -> Tensor:
-    """A tensor of numbers in nested lists, some of which are tensors."""
+    """Returns a tensor of numbers in nested lists, some of which are tensors."""
     if isinstance(data, list | tuple):
         return torch.stack([_stacked(each) for each in data])
     return torch.as_tensor(data).to(torch.get_default_dtype())
@@ -192,7 +192,7 @@ def written(
 
 
 def has_tensor_number(kwargs: dict[str, Any]) -> bool:
-    """Whether a keyword that should be a number is a tensor."""
+    """Returns whether a keyword that should be a number is a tensor."""
     return any(isinstance(kwargs.get(name), Tensor) for name in NUMBERS)
 
 

@@ -57,7 +57,7 @@ class Term:
     lives: bool = False
 
     def evaluate(self, values: Values, known: dict["Term", Any] | None = None) -> Any:
-        """The number for these values."""
+        """Returns the number for these values."""
         known = {} if known is None else known
         if self not in known:
             if self.function is None:
@@ -93,7 +93,7 @@ class Answer:
     value: Any
 
     def holds(self, values: Values) -> bool:
-        """Whether the answer is the same for other values."""
+        """Returns whether the answer is the same for other values."""
         return bool(self.convert(self.term.evaluate(values)) == self.value)
 
 
@@ -142,7 +142,7 @@ class Scalars:
                 del self._terms[key]
 
     def term(self, value: Any) -> Term | None:
-        """The term that a tensor of the trace is; None if it is none."""
+        """Returns the term that a tensor of the trace is; None if it is none."""
         found = self._terms.get(id(value)) if isinstance(value, Tensor) else None
         return found[1] if found is not None else None
 
@@ -152,18 +152,18 @@ class Scalars:
         return term if term is not None and not any(True for _ in term.living()) else None
 
     def rank(self, value: Any) -> Rank:
-        """What a tensor of the trace stands for, or what a number is."""
+        """Returns what a tensor of the trace stands for, or what a number is."""
         if not isinstance(value, Tensor):
             return rank_of(value)
         found = self._ranks.get(id(value))
         return found[1] if found is not None else Rank.TENSOR
 
     def are_all(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether there are tensors among the arguments and all of them are terms."""
+        """Returns whether there are tensors among the arguments and all of them are terms."""
         return bool(tensors) and all(id(t) in self._terms for t in tensors)
 
     def as_number(self, tensor: Tensor) -> Tensor:
-        """What stands for `tensor.item()`."""
+        """Returns what stands for `tensor.item()`."""
         if self.rank(tensor) is Rank.PYTHON:
             return tensor
         result: Tensor = (
@@ -211,7 +211,7 @@ class Scalars:
     def apply(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A function of terms: executed in the trace, once for equal arguments."""
+        """Returns a function of terms: executed in the trace, once for equal arguments."""
         numbers = all(self.number(a) for a in args if isinstance(a, Tensor))
         if numbers and (function in _DIVIDES or any(isinstance(a, float) for a in args)):
             args = tuple(self._double(a) for a in args)
@@ -248,7 +248,7 @@ class Scalars:
             raise ZeroDivisionError("division by zero")
 
     def ask(self, term: Term, convert: Callable[[Any], Any]) -> Any:
-        """What a term is now, as a Python value; remembered as an answer."""
+        """Returns what a term is now, as a Python value; remembered as an answer."""
         key = (term, convert)
         if key not in self.answers:
             with disable_current_modes(), torch._C.DisableTorchFunction():
@@ -262,7 +262,7 @@ def _key(value: Any) -> Any:
 
 
 def as_item(value: Any) -> Any:
-    """The Python value of a 0-d tensor."""
+    """Returns the Python value of a 0-d tensor."""
     return value.item()
 
 

@@ -21,7 +21,7 @@ class SentNumbers:
         self._sent: tuple[bytes, Tensor] | None = None
 
     def __call__(self, numbers: Sequence[float]) -> Tensor:
-        """The tensor, float64; not to be written to."""
+        """Returns the tensor, float64; not to be written to."""
         if self._device == CPU:
             return torch.tensor(numbers, dtype=torch.float64)
         given = struct.pack(f"{len(numbers)}d", *numbers)

@@ -87,7 +87,7 @@ class Substitution(TorchFunctionMode):
         self._reals[id(fake)] = real
 
     def fake(self, real: Tensor) -> Tensor:
-        """What stands in for a tensor: itself if it is one of the trace."""
+        """Returns what stands in for a tensor: itself if it is one of the trace."""
         if isinstance(real, FakeTensor) or isinstance(unwrapped(real), FakeTensor):
             return real
         fake = self._fakes.get(id(real))
@@ -147,7 +147,7 @@ class Substitution(TorchFunctionMode):
             self.in_optimizer = self._reads_state = False
 
     def _all(self) -> list[Tensor]:
-        """All tensors of the trace that stand in for others."""
+        """Returns all tensors of the trace that stand in for others."""
         return list(self._fakes.values())
 
     def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -275,7 +275,7 @@ class Substitution(TorchFunctionMode):
         return changed
 
     def _is_number(self, value: Any) -> bool:
-        """Whether a value is a tensor that stands for a number."""
+        """Returns whether a value is a tensor that stands for a number."""
         return isinstance(value, Tensor) and self._scalars.rank(value) is not Rank.TENSOR
 
     def _in_dtype_of(
@@ -334,7 +334,7 @@ class Substitution(TorchFunctionMode):
 
 
 def fake_of(mode: FakeTensorMode, real: Tensor) -> Tensor:
-    """What stands in for a tensor: one of the CPU for what lives on a device."""
+    """Returns what stands in for a tensor: one of the CPU for what lives on a device."""
     handle = handle_of(real)
     fake = mode.from_tensor(handle, static_shapes=True)
     if handle is not real:
@@ -377,7 +377,7 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 def nodes_of(call: Callable[[], Any]) -> tuple[Any, list[fx.Node]]:
-    """What a call returns, and the nodes it leaves in the graph that is being traced."""
+    """Returns what a call returns, and the nodes it leaves in the graph that is being traced."""
     graph = graph_being_traced()
     last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
     result = call()
@@ -388,7 +388,7 @@ _LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame of the call stack that is neither torch's nor this package's."""
+    """Returns the innermost frame of the call stack that is neither torch's nor this package's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
         frame = frame.f_back
@@ -409,7 +409,7 @@ def recorded_at(line: str) -> Iterator[None]:
 
 
 def user_line() -> str:
-    """The user's line, for people: "file:line, code"."""
+    """Returns the user's line, for people: "file:line, code"."""
     recorded = _recorded_line.get()
     if recorded:
         return recorded
@@ -451,5 +451,5 @@ def describe_line(file: str, number: int) -> str:
 
 
 def line_of_code(file: str, number: int) -> str:
-    """A line of a file without its indentation; empty if the file cannot be read."""
+    """Returns a line of a file without its indentation; empty if the file cannot be read."""
     return linecache.getline(file, number).strip()

@@ -138,7 +138,7 @@ class Variant:
     def _checks(
         self, graph: Graph, constants: Sequence[Tensor], backend: StepBackend
     ) -> PositionChecks:
-        """The graph with what compiled code does not check, on CPUs."""
+        """Returns the graph with what compiled code does not check, on CPUs."""
         values = (place.meta["val"] for place in graph.placeholders)
         on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
         if not on_cpu or backend.home is not None or self.definition.parallel is not None:
@@ -209,14 +209,14 @@ class Variant:
         return self._result(outputs, tensors, numbers)
 
     def _given(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The batch; while steps are compared with eager that of all processes."""
+        """Returns the batch; while steps are compared with eager that of all processes."""
         if self._ranks is None or not isinstance(self.program, VerifiedStep):
             return batch
         assert self._parallel is not None
         return gathered_batch(self._ranks, self._parallel, batch, self._replicated)
 
     def _drawn(self) -> list[Tensor]:
-        """What the step draws; with several processes the same on all."""
+        """Returns what the step draws; with several processes the same on all."""
         if self._ranks is None or not self.draws.calls:
             return self.draws()
         with self._ranks.drawing():

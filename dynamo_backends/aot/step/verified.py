@@ -189,7 +189,7 @@ class StepComparison:
         self._expected[place] = value.clone() if borrowed else value
 
     def _sampled(self, place: int, value: Any) -> Any:
-        """Every so manieth slice of what is updated, with the last one."""
+        """Returns every so manieth slice of what is updated, with the last one."""
         if self._stride == 1 or place >= len(self._updated) or not value.dim():
             return value
         longest = max(range(value.dim()), key=lambda d: value.shape[d])

@@ -39,7 +39,7 @@ class ModelCase:
     enliven: bool = True
 
     def make(self) -> nn.Module:
-        """The model in eval mode, the same in every process."""
+        """Returns the model in eval mode, the same in every process."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = self.build().eval()

@@ -14,7 +14,7 @@ from dynamo_backends.bench.torchvision_shim import import_transformers
 
 
 def full_size(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """The suite.
+    """Returns the suite.
 
     Args:
         scale: "bench": BERT-base, 12 layers of 768 features, 30,522 words, sequences of 128
@@ -59,7 +59,7 @@ SUITES: dict[str, Callable[[Scale, int], list[ModelCase]]] = {
 
 
 def suite(name: str, scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """The models of a suite.
+    """Returns the models of a suite.
 
     Args:
         name: A key of `SUITES`.
@@ -75,12 +75,12 @@ def suite(name: str, scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
 
 
 def find_case(name: str, model: str, scale: Scale = "bench", batch: int = 4) -> ModelCase:
-    """A model of a suite; see `suite` and `find_cases`."""
+    """Returns a model of a suite; see `suite` and `find_cases`."""
     return find_cases(suite(name, scale, batch), [model])[0]
 
 
 def find_cases(cases: Iterable[Named], names: Iterable[str]) -> list[Named]:
-    """The named models, in the order of the names.
+    """Returns the named models, in the order of the names.
 
     Raises:
         ValueError: A name is not among the models; the message has the nearest one.

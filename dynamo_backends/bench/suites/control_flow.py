@@ -12,7 +12,7 @@ _BREAKS = frozenset({"breaks"})
 
 
 def control_flow(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """The suite.
+    """Returns the suite.
 
     Args:
         scale: "bench": 512 features; "test": 16 features.

@@ -33,7 +33,7 @@ class Architecture:
     caches: tuple[str, ...] = ("static", "default")
 
     def make(self, layers: int, features: int) -> Any:
-        """The model in eval mode, the same in every process."""
+        """Returns the model in eval mode, the same in every process."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model: nn.Module = self.build(layers, features).eval()
@@ -54,7 +54,7 @@ class Architecture:
 
 
 def generate(model: Any, prompt: Prompt, tokens: int, cache: str, **how: Any) -> Tensor:
-    """The tokens that follow a prompt, greedily.
+    """Returns the tokens that follow a prompt, greedily.
 
     Args:
         model: The model; its `forward` may be compiled.

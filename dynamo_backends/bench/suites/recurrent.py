@@ -22,7 +22,7 @@ _VARIANTS: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 
 
 def recurrent(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """The suite: one module each, called with a sequence.
+    """Returns the suite: one module each, called with a sequence.
 
     Args:
         scale: "bench": 64 steps of 256 features; "test": 6 steps of 16 features.

@@ -47,7 +47,7 @@ def shorten(model: nn.Module) -> None:
 
 
 def _surplus(blocks: Sequence[nn.Module]) -> list[int]:
-    """Which of them are not kept."""
+    """Returns which of them are not kept."""
     alike = groupby(enumerate(blocks), lambda numbered: _looks(*numbered))
     return [i for _, group in alike for i, _ in list(group)[_KEPT:]]
 

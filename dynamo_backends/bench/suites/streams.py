@@ -182,7 +182,7 @@ def training(scale: Scale = "bench", count: int = 60) -> Stream:
 
 
 def audio(scale: Scale = "bench", count: int = 60) -> Stream:
-    """An encoder as Whisper's (two convolutions, attention) on 1 to 10 s of spectrogram."""
+    """Returns an encoder as Whisper's (two convolutions, attention) on 1 to 10 s of spectrogram."""
     features, layers = (256, 4) if scale == "bench" else (32, 2)
 
     class Encoder(nn.Module):
@@ -221,7 +221,7 @@ STREAMS: dict[str, Callable[..., Stream]] = {
 def _seeded(
     build: Callable[[], nn.Module], requests: Callable[[], Iterator[Inputs]]
 ) -> tuple[nn.Module, list[Inputs]]:
-    """A model and requests, the same in every process."""
+    """Returns a model and requests, the same in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         random.seed(0)

@@ -17,7 +17,7 @@ _CLONE = "git clone https://github.com/pytorch/benchmark CHECKOUT"
 
 
 def torchbench(path: str, batch: int | None = None) -> list[ModelCase]:
-    """The suite: every model of the checkout, in TorchBench's eval mode.
+    """Returns the suite: every model of the checkout, in TorchBench's eval mode.
 
     Args:
         path: The checkout.

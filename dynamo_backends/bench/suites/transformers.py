@@ -15,7 +15,7 @@ _STATE_SPACE = frozenset({"state_space"})
 
 
 def transformers(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """The suite.
+    """Returns the suite.
 
     Args:
         scale: "bench": 4 layers of 256 features on 128 tokens, images of 128x128; "test": 2 layers
@@ -96,7 +96,7 @@ def _case(
     settings: dict[str, Any],
     tags: frozenset[str] = _ATTENTION,
 ) -> ModelCase:
-    """A case whose configuration class is the one that the architecture names."""
+    """Returns a case whose configuration class is the one that the architecture names."""
 
     def build() -> Any:
         kind = getattr(import_transformers(), architecture)

@@ -11,7 +11,7 @@ _TAGS = frozenset({"conv", "transposed"})
 
 
 def unet(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """The suite: two ways to make an image larger again.
+    """Returns the suite: two ways to make an image larger again.
 
     Args:
         scale: "bench": 4 levels from 32 channels at 128x128; "test": 2 levels from 8 at 32x32.

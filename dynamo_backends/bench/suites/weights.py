@@ -39,7 +39,7 @@ def enliven(model: nn.Module, run: Callable[[], Any]) -> None:
 
 
 def _matrix(module: Any) -> tuple[Tensor | None, int]:
-    """The weight of a linear operation and the number of products per result."""
+    """Returns the weight of a linear operation and the number of products per result."""
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, nn.Linear):
         return weight, module.in_features

@@ -43,7 +43,7 @@ class Call:
         return pytree.tree_leaves(self.op.op(input, *args, **kwargs))
 
     def __call__(self, values: list[Any]) -> list[Any]:
-        """All results, one after the other."""
+        """Returns all results, one after the other."""
         results = []
         start = 0
         for count, spec in self._parts:
@@ -58,7 +58,7 @@ class Call:
         return results
 
     def compiled(self, compiler: Any, **options: Any) -> list[Any]:
-        """The results of a backend."""
+        """Returns the results of a backend."""
         torch._dynamo.reset()
         torch.manual_seed(SEED)
         function = torch.compile(lambda values: self(values), backend=compiler, **options)
@@ -69,7 +69,7 @@ class Call:
 def eager_results(
     call: Callable[[list[Any]], list[Any]], flat: list[Any], seed: int = SEED
 ) -> list[Any] | None:
-    """A function's results; None if it raises."""
+    """Returns a function's results; None if it raises."""
     torch.manual_seed(seed)
     with contextlib.suppress(Exception):
         return call(clone(flat))
@@ -77,7 +77,7 @@ def eager_results(
 
 
 def draws(call: Call) -> bool:
-    """Whether eager's results depend on the seed."""
+    """Returns whether eager's results depend on the seed."""
     first, other = (eager_results(call, call.flat, seed) for seed in (SEED, SEED + 1))
     return first is not None and other is not None and not _equal(first, other)
 
@@ -93,7 +93,7 @@ def shapes(values: list[Any]) -> list[Any]:
 
 
 def _named(sample: Any, name: str, index: torch.Tensor) -> torch.Tensor:
-    """The elements that indices along `dim` name."""
+    """Returns the elements that indices along `dim` name."""
     place = INDICES_ALONG[name]
     dim = sample.args[place] if len(sample.args) > place else sample.kwargs.get("dim", -1)
     keep = index.ndim == sample.input.ndim
@@ -102,7 +102,7 @@ def _named(sample: Any, name: str, index: torch.Tensor) -> torch.Tensor:
 
 
 def judge(call: Call, expected: list[Any], results: list[Any]) -> str | None:
-    """What distinguishes results from eager's, in words; None if they are as accurate."""
+    """Returns what distinguishes results from eager's, in words; None if they are as accurate."""
     name = call.op.name
     if name in UNINITIALISED:
         expected, results = shapes(expected), shapes(results)
@@ -141,7 +141,7 @@ _WIDER = {
 
 
 def widen(value: Any) -> Any:
-    """A copy in float64; so are dtypes."""
+    """Returns a copy in float64; so are dtypes."""
     if isinstance(value, torch.dtype):
         return _WIDER.get(value, value)
     if isinstance(value, torch.Tensor):

@@ -74,12 +74,12 @@ def cases(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[tuple[OpInfo, torc
 
 
 def full_name(op: OpInfo) -> str:
-    """The name with that of the variant."""
+    """Returns the name with that of the variant."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 def find(name: str) -> OpInfo:
-    """The operator of a full name.
+    """Returns the operator of a full name.
 
     Raises:
         KeyError: There is none.
@@ -97,19 +97,19 @@ def choose(samples: list[Any], limit: int | None) -> list[Any]:
 
 
 def takes_extremes(op: OpInfo, dtype: torch.dtype) -> bool:
-    """Whether extremes can be put into an operator's samples."""
+    """Returns whether extremes can be put into an operator's samples."""
     if op.name in FRAGILE:
         return False
     return not (dtype.is_floating_point and op.name in TO_INTEGERS)
 
 
 def divides(op: OpInfo) -> bool:
-    """Whether an operator divides integers."""
+    """Returns whether an operator divides integers."""
     return op.name in DIVISIONS
 
 
 def with_ascending_bounds(op: OpInfo, sample: Any) -> Any:
-    """A sample with what is searched in order, as operators that search need it."""
+    """Returns a sample with what is searched in order, as operators that search need it."""
     if op.name == "bucketize":
         bounds, *others = sample.args
         sample.args = (bounds.sort().values, *others)
@@ -127,6 +127,6 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def describe(sample: Any) -> str:
-    """A sample in at most 300 characters."""
+    """Returns a sample in at most 300 characters."""
     text = str(sample.summary()).replace("\n", " ")
     return text if len(text) < 300 else text[:300] + "..."

@@ -200,7 +200,7 @@ def excused(
 
 
 def _mask(rows: Sequence[Difference], e: Any, r: Any) -> Tensor | None:
-    """Which elements of two results may differ; None if they are not comparable."""
+    """Returns which elements of two results may differ; None if they are not comparable."""
     tensors = isinstance(e, Tensor) and isinstance(r, Tensor)
     if not tensors or e.dtype != r.dtype or e.shape != r.shape:
         return None

@@ -130,7 +130,7 @@ def extreme_difference(
     precise: Sequence[Any],
     signs: bool,
 ) -> str | None:
-    """What distinguishes results from eager's; as `difference`, and extremes one by one.
+    """Returns what distinguishes results from eager's; as `difference`, and extremes one by one.
 
     Where eager and its float64 reference are of different kinds (a number, NaN, an infinity), both
     are right; so with the sign of a zero. A number is right within a unit in its last place of the

@@ -99,7 +99,7 @@ class _Call:
             self.flat += flat
 
     def __call__(self, values: list[Any]) -> list[Any]:
-        """The result of each sample."""
+        """Returns the result of each sample."""
         results = []
         start = 0
         for count, spec in self._parts:
@@ -168,7 +168,7 @@ def _leaf(value: Any) -> Any:
 
 
 def _native_together(op: OpInfo, samples: Sequence[Any], compiler: Any, outcome: Outcome) -> bool:
-    """Whether samples compiled as one graph are right and run whole on the backend."""
+    """Returns whether samples compiled as one graph are right and run whole on the backend."""
     if len(samples) == 1:
         return False
     samples = [s for s in samples if _Call(op, [s]).eager() is not None]

@@ -64,23 +64,23 @@ def run(
 
 
 def broke_down(op: OpInfo, dtype: torch.dtype, exit_code: int) -> Outcome:
-    """The outcome of an operator during which the process ended."""
+    """Returns the outcome of an operator during which the process ended."""
     found = Outcome(database.full_name(op), database.name_of(dtype), 1)
     return found.fail("crash", how_it_ended(exit_code))
 
 
 def is_accepted(op: OpInfo, sample: Any) -> bool:
-    """Whether eager takes a sample."""
+    """Returns whether eager takes a sample."""
     return bool(Call(op, [sample]).samples)
 
 
 def group_size(op: OpInfo) -> int:
-    """How many samples are compiled together."""
+    """Returns how many samples are compiled together."""
     return 1 if op.name in database.INDICES_ALONG else TOGETHER
 
 
 def _native_together(call: Call, compiler: Any, outcome: Outcome) -> bool:
-    """Whether samples compiled as one graph are right and run whole on the backend."""
+    """Returns whether samples compiled as one graph are right and run whole on the backend."""
     if not call.samples:
         return True
     if len(call.samples) == 1:
@@ -135,7 +135,7 @@ def _run_sample(call: Call, compiler: Any, outcome: Outcome, backend: str) -> No
 def _is_declared(
     call: Call, expected: list[Any], results: list[Any], outcome: Outcome, backend: str
 ) -> bool:
-    """Whether results are right but for what is declared, which is noted."""
+    """Returns whether results are right but for what is declared, which is noted."""
     rows = declared(backend, outcome.name, call.flat)
     right = excused(rows, dense(expected), dense(results))
     if not rows or judge(call, expected, right) is not None:

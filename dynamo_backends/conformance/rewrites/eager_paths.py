@@ -38,7 +38,7 @@ class _Path(TorchDispatchMode):
 
     @abstractmethod
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The result of a call whose results are new tensors."""
+        """Returns the result of a call whose results are new tensors."""
 
 
 class OtherMemory(_Path):
@@ -63,12 +63,12 @@ class OtherMemory(_Path):
 
 
 def apart(x: Tensor) -> Tensor:
-    """A tensor of which no two elements are next to each other."""
+    """Returns a tensor of which no two elements are next to each other."""
     return torch.stack((x, x), -1).select(-1, 0)
 
 
 def transposed(x: Tensor) -> Tensor:
-    """A tensor whose first dimension is the innermost in memory."""
+    """Returns a tensor whose first dimension is the innermost in memory."""
     order = list(reversed(range(x.dim())))
     return x.permute(order).contiguous().permute(order)
 

@@ -65,38 +65,38 @@ class RandomGraph:
     outputs: tuple[str, ...]
 
     def source(self) -> str:
-        """A function `f` in Python."""
+        """Returns a function `f` in Python."""
         names = ", ".join(x.name for x in self.inputs)
         lines = [f"    {call.result} = {call.text}" for call in self.calls]
         return "\n".join([f"def f({names}):", *lines, f"    return [{', '.join(self.outputs)}]"])
 
     def function(self) -> Callable[..., list[Tensor]]:
-        """The function, to be compiled."""
+        """Returns the function, to be compiled."""
         namespace: dict[str, Any] = dict(_GLOBALS)
         exec(self.source(), namespace)
         function: Callable[..., list[Tensor]] = namespace["f"]
         return function
 
     def returning(self, name: str) -> "RandomGraph":
-        """What computes one value."""
+        """Returns what computes one value."""
         return dataclasses.replace(self, outputs=(name,)).without_dead_code()
 
     def run(self, inputs: Mapping[str, Tensor]) -> Values:
-        """All values that the graph computes from inputs, in eager."""
+        """Returns all values that the graph computes from inputs, in eager."""
         values = dict(inputs)
         for call in self.calls:
             values[call.result] = evaluate(call, values)
         return values
 
     def run_in_float64(self, values: Mapping[str, Tensor]) -> Values:
-        """The same in float64; casts to float16 and bfloat16 stay what they are."""
+        """Returns the same in float64; casts to float16 and bfloat16 stay what they are."""
         wide = {n: x.double() if x.dtype == torch.float32 else x for n, x in values.items()}
         for call in self.calls:
             wide[call.result] = evaluate(call, wide, wide=True)
         return wide
 
     def without_dead_code(self) -> "RandomGraph":
-        """The calls and inputs that outputs depend on."""
+        """Returns the calls and inputs that outputs depend on."""
         needed = set(self.outputs)
         calls: list[Call] = []
         for call in reversed(self.calls):
@@ -108,7 +108,7 @@ class RandomGraph:
 
 
 def evaluate(call: Call, values: Mapping[str, Tensor], wide: bool = False) -> Tensor:
-    """The value of one call.
+    """Returns the value of one call.
 
     Args:
         call: The call.
@@ -121,7 +121,7 @@ def evaluate(call: Call, values: Mapping[str, Tensor], wide: bool = False) -> Te
 
 
 def random_graph(seed: int) -> RandomGraph:
-    """The graph of a seed: two to six calls, all of which eager accepts."""
+    """Returns the graph of a seed: two to six calls, all of which eager accepts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _Generator(random.Random(f"rewrites {seed}")).graph()
@@ -204,7 +204,7 @@ class _Generator:
         return self.choose.choices(rows, weights)[0], {"x": name}
 
     def _operand(self, field: str, name: str) -> str | None:
-        """The text of a field of a template whose x is the named value."""
+        """Returns the text of a field of a template whose x is the named value."""
         value, choose = self.values[name], self.choose
         if field in ("c", "k", "n"):
             return choose.choice({"c": FLOATS, "k": INTEGERS, "n": SHIFTS}[field])

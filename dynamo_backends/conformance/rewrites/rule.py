@@ -66,7 +66,7 @@ class Mismatch(NamedTuple):
 def mismatch(
     graph: RandomGraph, inputs: Mapping[str, Tensor], results: Sequence[Tensor]
 ) -> Mismatch | None:
-    """The first wrong element of results; None: all are right.
+    """Returns the first wrong element of results; None: all are right.
 
     Args:
         graph: The graph.
@@ -100,7 +100,7 @@ def _kind(x: Tensor) -> Tensor:
 
 
 def _is_close(eager: Tensor, result: Tensor, tolerance: float = TOLERANCE) -> Tensor:
-    """Where a result is eager's but for 1e-4 of it: zeros, signs and kinds are the same."""
+    """Returns where a result is eager's but for 1e-4 of it: zeros, signs and kinds are the same."""
     if not eager.is_floating_point():
         return eager == result
     tolerance = max(tolerance, 2 * torch.finfo(eager.dtype).eps)
@@ -121,12 +121,12 @@ class _Alternatives:
         self._moved: list[Values] = []
 
     def _is_exact(self, call: Call) -> bool:
-        """Whether a call has one result; constants need not be numbers of 16 bits."""
+        """Returns whether a call has one result; constants need not be numbers of 16 bits."""
         narrow = self.values[call.operands["x"]].dtype in (torch.float16, torch.bfloat16)
         return call.template in EXACT and (not narrow or call.template == "{x}.float()")
 
     def allow(self, name: str, eager: Tensor, result: Tensor) -> Tensor:
-        """Where a result that is not close to eager's is right."""
+        """Returns where a result that is not close to eager's is right."""
         right = torch.zeros(eager.shape, dtype=torch.bool)
         self._flushed = self._flushed or list(_flushed(self.graph, self.inputs))
         self._precise = self._precise or self.graph.run_in_float64(self.inputs)
@@ -151,7 +151,7 @@ class _Alternatives:
 
 
 def _is_reached(eager: Tensor, result: Tensor, moved: Sequence[Tensor]) -> Tensor:
-    """Where eager moves as far as a result is from it, or to what it is."""
+    """Returns where eager moves as far as a result is from it, or to what it is."""
     e, r = eager.double(), result.double()
     reached = torch.zeros(eager.shape, dtype=torch.bool)
     farthest = torch.zeros(eager.shape, dtype=torch.float64)
@@ -192,7 +192,7 @@ def _flush(x: Tensor) -> Tensor:
 
 
 def _without_denormals(x: Tensor) -> Tensor:
-    """The smallest normal numbers in their place."""
+    """Returns the smallest normal numbers in their place."""
     if not x.is_floating_point():
         return x
     tiny = torch.tensor(torch.finfo(x.dtype).tiny, dtype=x.dtype)

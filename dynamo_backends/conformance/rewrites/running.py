@@ -21,7 +21,7 @@ from dynamo_backends.interface.report import record
 
 
 def in_words(failure: Mismatch | Exception) -> str:
-    """What fails, in a line."""
+    """Returns what fails, in a line."""
     return brief_error(failure) if isinstance(failure, Exception) else str(failure)
 
 
@@ -146,18 +146,18 @@ class _Runner:
         return outcome
 
     def _compile(self, graph: RandomGraph, backend: str = "", verify: str = "off") -> Compiled:
-        """The graph's function, which is compiled at its first call."""
+        """Returns the graph's function, which is compiled at its first call."""
         compiler = compiler_of(backend or self.backend, **{**_OPTIONS, "verify": verify})
         return torch.compile(graph.function(), backend=compiler, fullgraph=True, dynamic=False)
 
     def _is_refused_at_first(self, cases: Sequence[Case], failed: Case) -> bool:
-        """Whether verification of the first call ends with right results in all."""
+        """Returns whether verification of the first call ends with right results in all."""
         if failed is not cases[0] or not reports_itself(self.backend):
             return False
         return _first_failure(cases, self._compile(failed.graph, verify="first")) is None
 
     def failure(self, case: Case, backend: str = "") -> Failure | None:
-        """What fails at a case after a first call with usual values; None: nothing."""
+        """Returns what fails at a case after a first call with usual values; None: nothing."""
         shapes = tuple((x.shape, x.dtype) for x in case.graph.inputs)
         key = (case.graph.source(), shapes, backend)
         if key not in self._compiled:
@@ -196,19 +196,19 @@ class _Runner:
         outcome.example = example(case, self.backend, in_words(failure))
 
     def _is_torchs(self, case: Case, failure: Failure) -> bool:
-        """Whether a backend of torch fails at the same elements."""
+        """Returns whether a backend of torch fails at the same elements."""
         return any(_covers(self.failure(case, name), failure) for name in self._references)
 
 
 def _has_large_integers(case: Case) -> bool:
-    """Whether some int64 of a graph is so large that arithmetic may leave its range."""
+    """Returns whether some int64 of a graph is so large that arithmetic may leave its range."""
     values = case.graph.run(case.values).values()
     large = (v for v in values if v.dtype == torch.int64 and v.numel())
     return any(bool(((v > _LARGE) | (v < -_LARGE)).any()) for v in large)
 
 
 def _covers(other: Failure | None, failure: Failure) -> bool:
-    """Whether another backend fails wherever one does."""
+    """Returns whether another backend fails wherever one does."""
     if other is None or isinstance(other, Exception) != isinstance(failure, Exception):
         return False
     if isinstance(other, Exception) or isinstance(failure, Exception):

@@ -26,7 +26,7 @@ class Case:
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], limit_s: float = 30.0) -> Case:
-    """The smallest case that still fails, within a time limit.
+    """Returns the smallest case that still fails, within a time limit.
 
     Args:
         case: One that fails.
@@ -103,7 +103,7 @@ def _fewer_elements(case: Case) -> Iterator[Case]:
 
 
 def _with(case: Case, graph: RandomGraph) -> Case:
-    """A case of another graph without what that does not need."""
+    """Returns a case of another graph without what that does not need."""
     graph = graph.without_dead_code()
     inputs = tuple(x._replace(shape=tuple(case.values[x.name].shape)) for x in graph.inputs)
     values = {x.name: case.values[x.name] for x in inputs}
@@ -125,7 +125,7 @@ def _simpler_constants(case: Case, fails: Callable[[Case], bool], end: float) ->
 
 
 def _replaced(call: Call, text: str, by: str) -> Call:
-    """A call with another text in the place of operands of one text."""
+    """Returns a call with another text in the place of operands of one text."""
     operands = {field: by if t == text else t for field, t in call.operands.items()}
     return dataclasses.replace(call, operands=operands)
 

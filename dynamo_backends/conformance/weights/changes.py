@@ -15,7 +15,7 @@ CHECKS = Table()
 
 
 def net() -> nn.Sequential:
-    """A small net with a convolution, batch normalisation and a product."""
+    """Returns a small net with a convolution, batch normalisation and a product."""
     return nn.Sequential(
         nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5)
     ).eval()

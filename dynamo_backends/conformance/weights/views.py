@@ -44,7 +44,7 @@ class Weights(nn.Module):
         self.cases = cases
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """The result of each case."""
+        """Returns the result of each case."""
         return [case(self, x) for case in self.cases.values()]
 
 
@@ -90,7 +90,7 @@ class Pair:
 
     @classmethod
     def of(cls, cases: dict[str, Case]) -> "Pair":
-        """A module with some cases."""
+        """Returns a module with some cases."""
         module = Weights(cases).eval()
         return cls(module, copy.deepcopy(module).double())
 

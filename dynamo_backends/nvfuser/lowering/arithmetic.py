@@ -83,7 +83,7 @@ def _floor_divide(x: Operand, y: Operand) -> Value:
 
 
 def _crosses(rest: Value, y: Operand) -> Value:
-    """Whether a remainder that has the dividend's sign has to take the divisor's."""
+    """Returns whether a remainder that has the dividend's sign has to take the divisor's."""
     below = rest < 0
     if isinstance(y, Value):
         other = below.binary("ne", y < 0, torch.bool)

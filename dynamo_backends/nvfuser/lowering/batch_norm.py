@@ -9,14 +9,14 @@ Optional = Value | None
 
 
 def _spread(x: Value, vector: Optional) -> Optional:
-    """A vector of one number per channel, ready to broadcast."""
+    """Returns a vector of one number per channel, ready to broadcast."""
     return None if vector is None else vector.unsqueeze([d for d in range(x.ndim) if d != 1])
 
 
 def _inference(
     x: Value, weight: Optional, bias: Optional, mean: Value, var: Value, eps: float
 ) -> tuple[Value, Value]:
-    """The result, and 1/std per channel."""
+    """Returns the result, and 1/std per channel."""
     invstd = (widen(var) + eps).unary("rsqrt")
     scale = invstd if weight is None else invstd * widen(weight)
     centred = widen(x) - _spread(x, widen(mean))  # type: ignore[operator]
@@ -47,7 +47,7 @@ def _training(
 
 
 def _saved(call: Call, index: int, value: Value) -> Optional:
-    """A statistic for the backward; None where torch leaves it empty."""
+    """Returns a statistic for the backward; None where torch leaves it empty."""
     return value if call.out[index].numel() else None
 
 

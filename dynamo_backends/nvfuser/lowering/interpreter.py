@@ -79,7 +79,7 @@ def _promote(row: Row, node: fx.Node, args: list[Any]) -> None:
 
 
 def computation_dtype(row: Row, operands: Sequence[Any]) -> torch.dtype:
-    """The type in which torch computes a function of elements.
+    """Returns the type in which torch computes a function of elements.
 
     Args:
         row: Of the function, with a promotion rule.

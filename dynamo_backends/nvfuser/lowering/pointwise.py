@@ -61,7 +61,7 @@ _OVERLOADS = ("default", "Tensor", "Scalar", "Scalar_Tensor")
 
 
 def _overloads(name: str) -> tuple[str, ...]:
-    """The overloads of a binary operator; those that it does not have do no harm."""
+    """Returns the overloads of a binary operator; those that it does not have do no harm."""
     return tuple(f"{name}.{overload}" for overload in _OVERLOADS)
 
 
@@ -74,7 +74,7 @@ def _rounding(op: str) -> Callable[[Value], Value]:
 
 
 def of_pair(op: str, dtype: torch.dtype | None = None) -> Callable[[Operand, Operand], Value]:
-    """A function of two operands, of which one may be a number."""
+    """Returns a function of two operands, of which one may be a number."""
 
     def apply(x: Operand, y: Operand) -> Value:
         value = x if isinstance(x, Value) else y
@@ -118,7 +118,7 @@ def _bitwise(op: str, of_booleans: str) -> Callable[[Operand, Operand], Value]:
 
 
 def truth(x: Operand) -> Operand:
-    """Whether something is not zero."""
+    """Returns whether something is not zero."""
     return x.cast(torch.bool) if isinstance(x, Value) else bool(x)
 
 
@@ -182,7 +182,7 @@ def isinf(x: Value) -> Value:
 
 
 def _float(x: Value) -> Value:
-    """A type that has NaN and infinities, and holds at least those of `x`."""
+    """Returns a type that has NaN and infinities, and holds at least those of `x`."""
     return x if x.dtype == torch.float64 else x.cast(torch.float32)
 
 
@@ -203,7 +203,7 @@ def fmin(x: Value, y: Value) -> Value:
 
 
 def _unless_nan(x: Value, y: Value, op: str) -> Value:
-    """The extreme of two numbers; if one is NaN, the other."""
+    """Returns the extreme of two numbers; if one is NaN, the other."""
     chosen = x.binary(op, y)
     if not x.is_floating_point:
         return chosen

@@ -17,7 +17,7 @@ Dims = int | Sequence[int] | None
 
 
 def widen(x: Value) -> Value:
-    """The halves as float32, everything else as it is."""
+    """Returns the halves as float32, everything else as it is."""
     return x.cast(computing(x.dtype))
 
 

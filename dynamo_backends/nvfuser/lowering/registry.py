@@ -121,5 +121,5 @@ def _registered(
 
 
 def lookup(op: Any) -> Row | None:
-    """The row of an overload, or None."""
+    """Returns the row of an overload, or None."""
     return TABLE.get(str(op))

@@ -134,13 +134,13 @@ class Described:
         return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
     def without_calls(self) -> Graph:
-        """A graph with inputs and outputs alone."""
+        """Returns a graph with inputs and outputs alone."""
         made = [spec.empty() for spec in self.values]
         count = len(self.inputs)
         return without_calls(self.inputs, made[:count], made[count:], "step")
 
     def whole(self) -> Graph:
-        """The graph.
+        """Returns the graph.
 
         Raises:
             PackageError: It calls what is no operator, or its results are others than it says.
@@ -200,7 +200,7 @@ class Described:
                 )
 
     def _number_name(self, number: int) -> str:
-        """What a number is called, for people."""
+        """Returns what a number is called, for people."""
         names = self.number_names
         return names[number] if number < len(names) else "an argument"
 

@@ -14,7 +14,7 @@ _WITH_THEIR_OWN = ("inductor", "autotune")
 
 
 def inner_of(name: str) -> Backend | None:
-    """The backend of that name; None: the graph runs call by call.
+    """Returns the backend of that name; None: the graph runs call by call.
 
     Raises:
         SaveError: Its steps have more than a graph.
@@ -31,5 +31,5 @@ def inner_of(name: str) -> Backend | None:
 
 
 def parsed(backend: Backend, options: Mapping[str, Any]) -> Options:
-    """The options of a manifest."""
+    """Returns the options of a manifest."""
     return backend.Options.parse(decoded(options), backend.name)

@@ -156,7 +156,7 @@ class LoadedStep:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all state: `{"model": ..., "optimizer": ...}`.
+        """Returns a copy of all state: `{"model": ..., "optimizer": ...}`.
 
         Each is what `state_dict()` of the model and of the optimizer returns, and what their
         `load_state_dict` takes. Of several models or optimizers there is a list.
@@ -189,7 +189,7 @@ class LoadedStep:
         self._take(found)
 
     def explain(self) -> "Explanation":
-        """What became of the step, as `dynamo_backends.explain` says it."""
+        """Returns what became of the step, as `dynamo_backends.explain` says it."""
         from dynamo_backends.capture.explanation import Explanation, GraphExplanation
         from dynamo_backends.capture.guards import Guards
 

@@ -148,7 +148,7 @@ class _Making:
             self._compare(step, report)
 
     def _reason(self, inner: Backend) -> str:
-        """Why the executables of the file cannot be used; empty: they can."""
+        """Returns why the executables of the file cannot be used; empty: they can."""
         available = availability_of(inner)
         if not available.usable:
             return f"{inner.name} cannot run here: {available.reason}"

@@ -95,7 +95,7 @@ def _graph(graph: Graph) -> dict[str, Any]:
 
 
 def _contents(step: Snapshot) -> dict[str, Any]:
-    """What the manifest says of the step besides its graph."""
+    """Returns what the manifest says of the step besides its graph."""
     graph = step.graph
     nodes = [*graph.placeholders, *graph.outputs]
     values = [Spec.of(node.meta["val"]) for node in nodes]
@@ -126,7 +126,7 @@ def _checks(step: Snapshot) -> dict[str, Any]:
 
 
 def _numbers(step: Snapshot) -> tuple[list[float], list[str]]:
-    """The optimizers' numbers, and what they are called."""
+    """Returns the optimizers' numbers, and what they are called."""
     values, names = [], []
     optimizers = step.definition.optimizers
     groups = [(i, g) for o in optimizers for i, g in enumerate(o.param_groups)]
@@ -154,7 +154,7 @@ def _draw(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict
 
 
 def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
-    """What the step was told of its numbers; None: it has not asked."""
+    """Returns what the step was told of its numbers; None: it has not asked."""
     answers = step.recording.answers
     if not answers:
         return None
@@ -167,7 +167,7 @@ def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
 
 
 def _batch(step: Snapshot, first_number: int) -> dict[str, Any]:
-    """The arguments: a template of `(args, kwargs)`, and what the tensors are like."""
+    """Returns the arguments: a template of `(args, kwargs)`, and what the tensors are like."""
     if any(step.batch.objects):
         raise SaveError("the step takes objects; give it tensors in lists, tuples and dicts.")
     leaves: list[Any] = []
@@ -229,7 +229,7 @@ def _state_of(step: Snapshot, state: Any, what: str) -> dict[str, Any]:
 
 
 def _optimizers(step: Snapshot) -> list[dict[str, Any]]:
-    """The state_dicts of the optimizers, with places for their tensors and numbers."""
+    """Returns the state_dicts of the optimizers, with places for their tensors and numbers."""
     optimizers = step.definition.optimizers
     places = {}
     for number, (group, key, index) in enumerate(group_numbers(optimizers)):
@@ -258,7 +258,7 @@ def _with_places(value: Any, group: int, key: str, places: Mapping[Any, int]) ->
 
 
 def _called(step: Snapshot) -> str:
-    """How the step is called, for people."""
+    """Returns how the step is called, for people."""
     texts = [
         "float" if leaf is float
         else f"{str(leaf[1]).removeprefix('torch.')}{list(leaf[0])}"

@@ -20,7 +20,7 @@ Found = tuple[str, int, Any, str]
 
 
 def made(value: Any, place_of: Callable[[Any], Node | None], what: str) -> dict[str, Any]:
-    """A value as a node. Mappings become dicts, named tuples become tuples.
+    """Returns a value as a node. Mappings become dicts, named tuples become tuples.
 
     Args:
         value: Nested in lists, tuples and mappings.
@@ -50,7 +50,7 @@ def made(value: Any, place_of: Callable[[Any], Node | None], what: str) -> dict[
 
 
 def filled(node: Node, value_of: Callable[[str, int], Any]) -> Any:
-    """The value of a node.
+    """Returns the value of a node.
 
     Args:
         node: From `made`.

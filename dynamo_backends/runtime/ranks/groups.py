@@ -7,7 +7,7 @@ from dynamo_backends.runtime.ranks.ranks import is_shared
 
 
 def why_apart(name: object) -> str | None:
-    """Why a collective of a process group is left to torch; None: it need not be.
+    """Returns why a collective of a process group is left to torch; None: it need not be.
 
     Args:
         name: Of the group, as calls of `_c10d_functional` have it.

@@ -58,7 +58,7 @@ class Signs:
 
     @classmethod
     def load(cls, text: str) -> "Signs":
-        """The reverse of `dump`."""
+        """Returns the reverse of `dump`."""
         values = json.loads(text)
         values.pop("beat")
         values["doing"] = {int(k): v for k, v in values["doing"].items()}
@@ -66,7 +66,7 @@ class Signs:
 
 
 def _is_told(number: int, last: int) -> bool:
-    """Whether an operation is still told when another is the last one."""
+    """Returns whether an operation is still told when another is the last one."""
     strides = (_BASE**level for level in range(_LEVELS))
     return any(number % n == 0 and last - number < _BASE * n for n in strides)
 
@@ -138,7 +138,7 @@ def different(me: int, mine: Signs, others: Mapping[int, Signs]) -> Verdict | No
 
 
 def told_apart(said: Mapping[int, str]) -> str:
-    """What each rank does, in words: "rank 0 …, but rank 1 …"."""
+    """Returns what each rank does, in words: "rank 0 …, but rank 1 …"."""
     return ", but ".join(f"rank {rank} {what}" for rank, what in sorted(said.items()))
 
 

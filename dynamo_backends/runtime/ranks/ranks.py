@@ -27,7 +27,7 @@ _LONG = datetime.timedelta(days=365)  # who waits in vain is told by `Watch`, no
 
 
 def is_shared() -> bool:
-    """Whether torch.distributed has several processes; its "fake" group is one."""
+    """Returns whether torch.distributed has several processes; its "fake" group is one."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return False
@@ -142,14 +142,14 @@ class Ranks:
         self._fail(Verdict(None, f"an operation of all ranks failed: {text_of(error)}"))
 
     def _of_group(self, what: str, call: Callable[[Any], Any], patience: float = math.inf) -> Any:
-        """An operation of torch.distributed on a group of its own."""
+        """Returns an operation of torch.distributed on a group of its own."""
         if self._group is None:
             make = functools.partial(torch.distributed.new_group, backend="gloo", timeout=_LONG)
             self._group = self.together("makes a process group", make)
         return self.together(what, lambda: call(self._group), patience)
 
     def gathered(self, what: str, value: Any, patience: float = math.inf) -> list[Any]:
-        """A picklable value of each rank, on all of them.
+        """Returns a picklable value of each rank, on all of them.
 
         Args:
             what: See `together`.
@@ -179,7 +179,7 @@ class Ranks:
         self._of_group(what, send)
 
     def joined(self, what: str, tensor: Tensor, patience: float = math.inf) -> list[Tensor]:
-        """A tensor of the host of each rank, all of one shape, on all of them."""
+        """Returns a tensor of the host of each rank, all of one shape, on all of them."""
         plain = tensor.detach().contiguous()
         data = plain.reshape(-1).view(torch.uint8)
 
@@ -288,7 +288,7 @@ def _end_here() -> None:
 
 
 def this_job() -> Ranks:
-    """The ranks of the default process group; connected on first use, by all of them.
+    """Returns the ranks of the default process group; connected on first use, by all of them.
 
     Raises:
         RankError: Not all ranks have come within five minutes.

@@ -140,7 +140,7 @@ class Watch:
             before, failures = now, 0
 
     def _texts_of_others(self) -> dict[int, str]:
-        """What the others have told, those that have begun."""
+        """Returns what the others have told, those that have begun."""
         if all(self._texts.values()) and self._store.has_extended_api():
             found = self._store.multi_get([_key(r) for r in self._others])
         else:

@@ -33,7 +33,7 @@ class Task:
             self._done.set()
 
     def wait(self, seconds: float) -> bool:
-        """Whether it is done after so many seconds."""
+        """Returns whether it is done after so many seconds."""
         return self._done.wait(seconds)
 
 

@@ -21,7 +21,7 @@ def _windows(size: int, count: int) -> list[tuple[int, int]]:
 
 
 def _even(size: Sequence[int], counts: Sequence[int]) -> programs.Windows | None:
-    """All windows, if they are of one size and do not overlap."""
+    """Returns all windows, if they are of one size and do not overlap."""
     if not all(n and m and n % m == 0 for n, m in zip(size, counts, strict=True)):
         return None
     kernel = [n // m for n, m in zip(size, counts, strict=True)]
@@ -72,7 +72,7 @@ def adaptive_avg_pool_backward(ctx: Context, grad_output: Value, self: Value) ->
 
 
 def _pick(values: jax.Array, places: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """The first of the largest numbers along an axis, or the last NaN, and its place."""
+    """Returns the first of the largest numbers along an axis, or the last NaN, and its place."""
     nan = jnp.isnan(values)
     last = values.shape[axis] - 1 - jnp.argmax(jnp.flip(nan, axis), axis)
     best = jnp.where(nan.any(axis), last, jnp.argmax(values, axis))

@@ -99,7 +99,7 @@ def _masked(
 
 
 def _transposed(mask: jax.Array) -> jax.Array:
-    """A mask broadcastable to (…, L, S) as one for (…, S, L)."""
+    """Returns a mask broadcastable to (…, L, S) as one for (…, S, L)."""
     return jnp.swapaxes(jnp.atleast_2d(mask), -1, -2)
 
 
@@ -167,7 +167,7 @@ def attend(
 
 
 def _blocks(ctx: Context, length: int, size: int) -> list[tuple[int, int]]:
-    """Which queries are computed together: those from one number to before another.
+    """Returns which queries are computed together: those from one number to before another.
 
     On CPUs YNNPACK computes all of attention in one go, whose scores stay in caches. With more
     than 256 queries it does so in one thread.
@@ -181,12 +181,12 @@ def _blocks(ctx: Context, length: int, size: int) -> list[tuple[int, int]]:
 
 
 def _needs_logsumexp(ctx: Context) -> bool:
-    """Whether it is read, as by backward graphs."""
+    """Returns whether it is read, as by backward graphs."""
     return any(user.target is not getitem or user.args[1] == 1 for user in ctx.node.users)
 
 
 def _part(mask: jax.Array, first: int, end: int, seen: int) -> jax.Array:
-    """A mask broadcastable to (…, L, S) for some queries and the first keys."""
+    """Returns a mask broadcastable to (…, L, S) for some queries and the first keys."""
     if mask.ndim > 1 and mask.shape[-2] > 1:
         mask = mask[..., first:end, :]
     return mask[..., :seen] if mask.ndim and mask.shape[-1] > 1 else mask

@@ -28,12 +28,12 @@ _CONSTANTS = frozenset({"full", "full_like", "ones", "ones_like", "scalar_tensor
 
 
 def barred(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The calls whose results go through a barrier."""
+    """Returns the calls whose results go through a barrier."""
     return frozenset(source for node in graph.nodes for source in _hidden_from(node))
 
 
 def hide(value: Any) -> Any:
-    """A result that XLA takes for any value of its type."""
+    """Returns a result that XLA takes for any value of its type."""
     if isinstance(value, ChannelsLast | Flat):
         return replace(value, array=lax.optimization_barrier(value.array))
     return lax.optimization_barrier(value)
@@ -68,7 +68,7 @@ def _factors(node: fx.Node, sources: Sequence[fx.Node]) -> Iterator[fx.Node]:
 
 
 def _may_merge(node: fx.Node, source: fx.Node) -> bool:
-    """Whether two sums or two products have a constant each, or an operand in common."""
+    """Returns whether two sums or two products have a constant each, or an operand in common."""
     if _has_constant(node) and _has_constant(source):
         return True
     theirs = {_behind_views(n) for n in source.all_input_nodes}

@@ -48,7 +48,7 @@ class _Channels:
         return channels_last(value) if self._last else value  # type: ignore[return-value]
 
     def spread(self, vector: Array) -> Array:
-        """A vector of one number per channel, ready to broadcast."""
+        """Returns a vector of one number per channel, ready to broadcast."""
         shape = [1] * len(self._shape)
         shape[-1 if self._last else 1] = vector.shape[0]
         return widen(vector).reshape(shape)
@@ -82,7 +82,7 @@ def _normalise(
 
 
 def _saved(ctx: Context, index: int, value: Array) -> Array:
-    """A statistic for the backward; outside training torch leaves it empty on the CPU."""
+    """Returns a statistic for the backward; outside training torch leaves it empty on the CPU."""
     shape = ctx.out[index].shape
     return value if tuple(shape) == value.shape else jnp.zeros(shape, value.dtype)
 
@@ -97,7 +97,7 @@ def train(
     eps: float,
     real: Real | None = None,
 ) -> tuple[Value, Array, Array, Array | None, Array | None]:
-    """A call with the statistics of its batch: the result, these, and new running ones."""
+    """Returns a call with the statistics of its batch: the result, these, and new running ones."""
     channels = _Channels(x, real=real)
     mean, var = _statistics(channels)
     invstd = lax.rsqrt(var + eps)

@@ -42,7 +42,7 @@ def _float_to_int(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def scalar(value: complex | float | int | bool, dtype: jnp.dtype) -> np.ndarray:
-    """A Python number as a 0-d constant of exactly this dtype, integers wrapping around."""
+    """Returns a Python number as a 0-d constant of exactly this dtype, integers wrapping around."""
     dtype = jnp.dtype(dtype)
     if isinstance(value, complex) and not jnp.issubdtype(dtype, jnp.complexfloating):
         value = value.real

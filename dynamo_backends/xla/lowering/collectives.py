@@ -25,7 +25,7 @@ def is_collective(node: fx.Node) -> bool:
 
 
 def is_wait(node: fx.Node) -> bool:
-    """Whether a call waits for the result of a collective."""
+    """Returns whether a call waits for the result of a collective."""
     return node.target is torch.ops._c10d_functional.wait_tensor.default
 
 

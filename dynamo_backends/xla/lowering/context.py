@@ -73,5 +73,5 @@ class Context:
         return jax.lax.Precision(options.convolution_precision or options.matmul_precision)
 
     def refuse(self, reason: str) -> LoweringError:
-        """The error to raise when this call turns out not to be lowerable."""
+        """Returns the error to raise when this call turns out not to be lowerable."""
         return LoweringError(self.node.name, str(self.node.target), reason)

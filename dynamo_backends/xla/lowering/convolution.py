@@ -70,13 +70,13 @@ class _Programs:
     grid: Any = None
 
     def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        """The convolution."""
+        """Returns the convolution."""
         return self._on_parts(lambda x, w: programs.convolve(x, w, **self.settings), [x], w)
 
     def convolve_transposed(
         self, x: jax.Array, w: jax.Array, output_padding: Sequence[int]
     ) -> jax.Array:
-        """The transposed convolution."""
+        """Returns the transposed convolution."""
 
         def run(x: jax.Array, w: jax.Array) -> jax.Array:
             return programs.convolve_transposed(
@@ -86,13 +86,13 @@ class _Programs:
         return self._on_parts(run, [x], w)
 
     def grad_input(self, dy: jax.Array, w: jax.Array, size: Sequence[int]) -> jax.Array:
-        """The gradient of the input, which has a spatial size."""
+        """Returns the gradient of the input, which has a spatial size."""
         return self._on_parts(
             lambda dy, w: programs.grad_input(dy, w, size, **self.settings), [dy], w
         )
 
     def grad_weight(self, x: jax.Array, dy: jax.Array, kernel: Sequence[int]) -> jax.Array:
-        """The gradient of the weight, which has a spatial size: the sum over the batch."""
+        """Returns the gradient of the weight, which has a spatial size: the sum over the batch."""
         return self._on_parts(
             lambda x, dy: programs.grad_weight(x, dy, kernel, **self.settings), [x, dy]
         )

@@ -32,7 +32,7 @@ _MAX_BLOCKS = 64  # compile time grows with the number of blocks
 
 
 def groups_per_block(shape: ConvShape, channels: int = 16) -> int:
-    """How many groups to merge so that a block has at least ``channels`` input channels."""
+    """Returns how many groups to merge so that a block has at least ``channels`` input channels."""
     divisors = (b for b in range(1, shape.groups + 1) if shape.groups % b == 0)
     return next(
         (
@@ -85,12 +85,12 @@ def blocks_program(
 
 
 def choose(shape: ConvShape) -> ConvolutionProgram:
-    """The program that computes a convolution of this shape fastest."""
+    """Returns the program that computes a convolution of this shape fastest."""
     return choose_rule(shape).program
 
 
 def choose_rule(shape: ConvShape) -> Rule:
-    """The first rule that fits ``shape``."""
+    """Returns the first rule that fits ``shape``."""
     return next(rule for rule in RULES if rule.program.applies(shape) and rule.when(shape))
 
 

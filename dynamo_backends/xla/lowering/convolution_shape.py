@@ -157,7 +157,7 @@ class ConvShape:
         return 0 in self.out_shape or 0 in (*self.spatial, *self.kernel, self.in_channels)
 
     def one_of(self, parts: int) -> ConvShape:
-        """The ungrouped convolution on one of ``parts`` equal slices of the channels."""
+        """Returns the ungrouped convolution on one of ``parts`` equal slices of the channels."""
         return replace(
             self,
             in_channels=self.in_channels // parts,

@@ -54,7 +54,7 @@ def grad_weight(
 
 
 def _dense(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
-    """One group, on the CPU."""
+    """Returns one group, on the CPU."""
     if shape.pointwise:
         return _by_dot(x, dy, shape)
     if _column_bytes(shape) <= _LARGEST_IMAGE:
@@ -63,7 +63,7 @@ def _dense(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
 
 
 def _by_dot(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
-    """One tap: ``dyᵀ x`` over all positions."""
+    """Returns one tap: ``dyᵀ x`` over all positions."""
     x = pad_spatial(x, shape.padding, shape.padding)
     rows = window(x, (0,) * len(shape.spatial), shape.out_spatial, shape.stride)
     product = _product(dy, rows, shape).astype(x.dtype)

@@ -11,14 +11,14 @@ from dynamo_backends.xla.lowering.registry import lowers
 
 
 def _norm(x: Array, p: float) -> Array:
-    """The p-norm over the last axis; 0 where that is empty."""
+    """Returns the p-norm over the last axis; 0 where that is empty."""
     if x.shape[-1] == 0:
         return jnp.zeros(x.shape[:-1], x.dtype)
     return vector_norm(x, p, -1)
 
 
 def _norm_slope(difference: Array, norm: Array, p: float) -> Array:
-    """The gradient of `_norm`, taken as 0 where two vectors coincide."""
+    """Returns the gradient of `_norm`, taken as 0 where two vectors coincide."""
     size, sign, norm = jnp.abs(difference), jnp.sign(difference), norm[..., None]
     if p == 0:
         return jnp.zeros_like(difference)

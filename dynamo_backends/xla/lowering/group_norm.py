@@ -24,7 +24,7 @@ def _in_groups(value: Value, groups: int, last: bool) -> tuple[Array, tuple[int,
 
 
 def _spread_in_groups(vector: Array, x: Array, last: bool) -> Array:
-    """A number per channel as an array that broadcasts against grouped `x`."""
+    """Returns a number per channel as an array that broadcasts against grouped `x`."""
     vector = widen(vector)
     if last:
         return vector.reshape(x.shape[-2:])
@@ -32,7 +32,7 @@ def _spread_in_groups(vector: Array, x: Array, last: bool) -> Array:
 
 
 def _spread_per_group(statistic: Array, x: Array, last: bool) -> Array:
-    """A statistic (N, G) as an array that broadcasts against grouped `x`."""
+    """Returns a statistic (N, G) as an array that broadcasts against grouped `x`."""
     batch, groups = statistic.shape
     ones = (1,) * (x.ndim - 3)
     shape = (batch, *ones, groups, 1) if last else (batch, groups, 1, *ones)

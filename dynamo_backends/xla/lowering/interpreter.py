@@ -113,7 +113,7 @@ class GraphLowering:
     def _arguments(
         self, node: fx.Node, read: Callable[[fx.Node], Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """What a lowering is called with."""
+        """Returns what a lowering is called with."""
         return fx.map_arg(node.args, read), fx.map_arg(node.kwargs, read)
 
     def _apply_pointwise(
@@ -163,7 +163,7 @@ class GraphLowering:
         return channels_last(value.reshape((1,) * (ndim - value.ndim) + value.shape))
 
     def _read_raw(self, node: fx.Node) -> Any:
-        """What lowerings get that deal with `ChannelsLast` values themselves."""
+        """Returns what lowerings get that deal with `ChannelsLast` values themselves."""
         value = self._values[node]
         return self._read_logical(node) if isinstance(value, Flat) else value
 

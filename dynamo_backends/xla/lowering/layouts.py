@@ -7,7 +7,7 @@ from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_la
 
 
 def storage(x: Value) -> jax.Array:
-    """The array as it is stored, whichever way that is."""
+    """Returns the array as it is stored, whichever way that is."""
     return x.array if isinstance(x, ChannelsLast) else x
 
 
@@ -17,7 +17,7 @@ def stored_like(x: Value, array: jax.Array) -> Value:
 
 
 def stored_axis(x: Value, dim: int) -> int:
-    """Where torch's dimension `dim` (it may be negative) lies in `storage(x)`."""
+    """Returns where torch's dimension `dim` (it may be negative) lies in `storage(x)`."""
     dim = dim % x.ndim
     if not isinstance(x, ChannelsLast) or dim == 0:
         return dim

@@ -41,7 +41,7 @@ def _rows(b: Array, index: Array) -> Array:
 
 
 def _factorised_as_transpose(ctx: Context) -> bool:
-    """Whether torch factorises `A.mT`, which is how a contiguous real A lies in memory.
+    """Returns whether torch factorises `A.mT`, which is how a contiguous real A lies in memory.
 
     The backward formulas, already in the graph, rely on it.
     """

@@ -125,7 +125,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> jax.Array:
-    """The product of three tensors, each first given the dimensions `expand…`, summed."""
+    """Returns the product of three tensors, each first given the dimensions `expand…`, summed."""
     ndim = i1.ndim + len(expand1)
     letters = [chr(ord("a") + d) for d in range(ndim)]
 

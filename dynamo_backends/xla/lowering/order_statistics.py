@@ -48,7 +48,7 @@ def _nans(x: Array, dim: int) -> Array:
 
 @lowers("median.dim")
 def median_dim(x: Array, dim: int, keepdim: bool = False) -> _Pair:
-    """The lower one of two medians; the first NaN where there is any."""
+    """Returns the lower one of two medians; the first NaN where there is any."""
     if x.ndim == 0:
         return _scalar(x)
     dim %= x.ndim
@@ -59,7 +59,7 @@ def median_dim(x: Array, dim: int, keepdim: bool = False) -> _Pair:
 
 @lowers("nanmedian.dim")
 def nanmedian_dim(x: Array, dim: int, keepdim: bool = False) -> _Pair:
-    """The lower one of the medians of what is not NaN."""
+    """Returns the lower one of the medians of what is not NaN."""
     if x.ndim == 0:
         return _scalar(x)
     dim %= x.ndim
@@ -83,7 +83,7 @@ def nanmedian(x: Array) -> Array:
 
 @lowers("mode.default")
 def mode(x: Array, dim: int = -1, keepdim: bool = False) -> _Pair:
-    """The smallest of the most frequent values: the first longest run after sorting."""
+    """Returns the smallest of the most frequent values: the first longest run after sorting."""
     if x.ndim == 0:
         return _scalar(x)
     dim %= x.ndim

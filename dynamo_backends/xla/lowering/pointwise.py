@@ -16,7 +16,7 @@ from dynamo_backends.xla.lowering.registry import Promotion, lowers, pointwise
 
 
 def is_integral(x: Array) -> bool:
-    """Whether an array holds integers or booleans."""
+    """Returns whether an array holds integers or booleans."""
     return not jnp.issubdtype(x.dtype, jnp.inexact)
 
 
@@ -200,7 +200,7 @@ _COMPARISONS: _Table = {
 
 
 def _binary_names(name: str) -> tuple[str, ...]:
-    """The overloads of a binary operator: one packet has some of these."""
+    """Returns the overloads of a binary operator: one packet has some of these."""
     packet = getattr(torch.ops.aten, name)
     kinds = ("default", "Tensor", "Scalar", "Scalar_Tensor")
     return tuple(f"{name}.{kind}" for kind in kinds if kind in packet.overloads())
@@ -249,7 +249,7 @@ def rsub(x: Array, y: Array, *, alpha: float = 1) -> Array:
 
 
 def _is_one(value: float | Array) -> bool:
-    """Whether a number is 1; of one that is an input of the program that is not known."""
+    """Returns whether a number is 1; of one that is an input of the program that is not known."""
     return not isinstance(value, Array) and value == 1
 
 

@@ -58,7 +58,7 @@ def max_pool_gradient(
     indices: Value,
     windows: programs.Windows | None,
 ) -> Value:
-    """The gradient of a max pooling; without regular windows it follows the indices."""
+    """Returns the gradient of a max pooling; without regular windows it follows the indices."""
     spatial = spatial_rank(ctx)
     grad, batched = batched_channels_last(grad_output, spatial)
     places, _ = batched_channels_last(indices, spatial)
@@ -77,7 +77,7 @@ def max_pool_gradient(
 
 
 def _pools_here(node: fx.Node) -> bool:
-    """Whether the forward pass of a max pooling's backward is in the same graph."""
+    """Returns whether the forward pass of a max pooling's backward is in the same graph."""
     indices, pooled = node.args[-1], node.args[1]
     source = indices.args[0] if isinstance(indices, fx.Node) and indices.args else None
     if not isinstance(source, fx.Node) or "max_pool" not in str(source.target):
@@ -150,7 +150,7 @@ def avg_pool_backward(
 def transposed(
     ctx: Context, grad_output: Value, like: Value, forward: Callable[[jax.Array], jax.Array]
 ) -> Value:
-    """The gradient of a pooling that is linear.
+    """Returns the gradient of a pooling that is linear.
 
     Args:
         ctx: The call.
@@ -167,6 +167,6 @@ def transposed(
 
 
 def spatial_rank(ctx: Context) -> int:
-    """How many dimensions a call pools over, which its name says."""
+    """Returns how many dimensions a call pools over, which its name says."""
     name = str(ctx.node.target)
     return next(n for n in (1, 2, 3) if f"{n}d" in name)

@@ -161,7 +161,7 @@ def max_pool_with_indices_nhwc(x: jax.Array, windows: Windows) -> tuple[jax.Arra
 
 
 def max_pool_winners_nhwc(x: jax.Array, windows: Windows) -> jax.Array:
-    """Which element of each window is its maximum, in a program that also pools.
+    """Returns which element of each window is its maximum, in a program that also pools.
 
     Args:
         x: What is pooled, ``(N, *spatial, C)``, of a floating-point type.
@@ -251,7 +251,7 @@ def give_to_winners_nhwc(
 def _elements(
     offsets: Sequence[tuple[int, ...]], back: Sequence[int], stride: Sequence[int]
 ) -> np.ndarray:
-    """What the places of a cell are in the window that begins `back` cells earlier.
+    """Returns what the places of a cell are in the window that begins `back` cells earlier.
 
     Returns:
         Numbers of elements, ``stride``-shaped; -2, which wins nowhere, where the window has none.
@@ -267,7 +267,7 @@ def _elements(
 def _is_real(
     spatial: Sequence[int], starts: Sequence[np.ndarray], offset: Sequence[int]
 ) -> np.ndarray:
-    """Whether an element of each window lies in the unpadded input, ``(1, *out, 1)``."""
+    """Returns whether an element of each window lies in the unpadded input, ``(1, *out, 1)``."""
     real = np.ones((1,), bool)
     for size, start, shift in zip(spatial, starts, offset, strict=True):
         place = start + shift
@@ -305,7 +305,7 @@ def avg_pool_nhwc(
 def _divisor(
     spatial: Sequence[int], windows: Windows, starts: Sequence[np.ndarray], count_include_pad: bool
 ) -> np.ndarray:
-    """How many elements each window averages, ``(1, *out, 1)``."""
+    """Returns how many elements each window averages, ``(1, *out, 1)``."""
     counts = np.ones((1,), np.int64)
     for size, start, k, p in zip(spatial, starts, windows.kernel, windows.padding, strict=True):
         end = np.minimum(start + k, size + p)

@@ -40,7 +40,7 @@ def lstm_layer(
     reverse: bool,
     has_biases: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """One LSTM layer over a sequence, in one direction.
+    """Returns one LSTM layer over a sequence, in one direction.
 
     Args:
         ctx: The call.
@@ -130,7 +130,7 @@ def lstm_layer_backward(
 
 
 def _source(node: object) -> fx.Node | None:
-    """The layer that a node is the first result of."""
+    """Returns the layer that a node is the first result of."""
     if isinstance(node, fx.Node) and node.target is operator.getitem and node.args[1] == 0:
         source = node.args[0]
         return source if isinstance(source, fx.Node) else None
@@ -138,7 +138,7 @@ def _source(node: object) -> fx.Node | None:
 
 
 def _shifted(first: jax.Array, values: jax.Array, reverse: bool) -> jax.Array:
-    """What each step found: the values of the step before, ``(time, batch, hidden)``."""
+    """Returns what each step found: the values of the step before, ``(time, batch, hidden)``."""
     if reverse:
         return jnp.concatenate([values[1:], first[None]])
     return jnp.concatenate([first[None], values[:-1]])
@@ -181,7 +181,7 @@ def _layer(
     hx: jax.Array,
     cx: jax.Array,
 ) -> tuple[_State, _Steps]:
-    """The last hidden and cell state, and all steps."""
+    """Returns the last hidden and cell state, and all steps."""
     x, w_input, w_state, h, c = (a.astype(_wide(input)) for a in (input, w_input, w_state, hx, cx))
     from_input = jnp.einsum("tbf,gf->tbg", x, w_input, precision=ctx.precision) + bias
     batch, hidden = x.shape[1], w_state.shape[1]

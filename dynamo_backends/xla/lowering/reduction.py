@@ -39,7 +39,7 @@ def _accumulator(x: Array, dtype: torch.dtype | None, out_dtype: jnp.dtype) -> A
 
 
 def _narrower(dtype: torch.dtype | None) -> bool:
-    """Whether to convert before summing: not when that would only drop bits early."""
+    """Returns whether to convert before summing: not when that would only drop bits early."""
     return dtype is not None and not (dtype.is_floating_point and dtype.itemsize < 4)
 
 

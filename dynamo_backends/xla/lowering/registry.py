@@ -181,7 +181,7 @@ def _leading_operands(op: OpOverload) -> int:
 
 
 def lookup(op: Any) -> Lowering | None:
-    """The lowering of an ATen overload, or None."""
+    """Returns the lowering of an ATen overload, or None."""
     row = _TABLE.get(op)
     if row is None and (register := _LATER.pop(str(op), None)) is not None:
         register()
@@ -190,7 +190,7 @@ def lookup(op: Any) -> Lowering | None:
 
 
 def _spelled(name: str) -> str:
-    """An overload's name as torch writes it."""
+    """Returns an overload's name as torch writes it."""
     return name.replace("::", ".") if "::" in name else f"aten.{name}"
 
 
@@ -200,7 +200,7 @@ def overloads() -> Iterator[OpOverload]:
 
 
 def computation_dtype(lowering: Lowering, args: tuple[Any, ...]) -> torch.dtype:
-    """The dtype in which torch computes a pointwise call.
+    """Returns the dtype in which torch computes a pointwise call.
 
     Args:
         lowering: A row registered by `pointwise`.

@@ -29,14 +29,14 @@ class Taps:
     size: int
 
     def matrix(self) -> np.ndarray:
-        """The same as a dense matrix (out, in)."""
+        """Returns the same as a dense matrix (out, in)."""
         dense = np.zeros((len(self.places), self.size))
         rows = np.broadcast_to(np.arange(len(self.places))[:, None], self.places.shape)
         np.add.at(dense, (rows, self.places), self.weights)
         return dense
 
     def transposed(self) -> "Taps":
-        """The gradient's table: which output elements an input element went into."""
+        """Returns the gradient's table: which output elements an input element went into."""
         dense = self.matrix().T
         used = [np.flatnonzero(row) for row in dense]
         most = max(1, max((len(u) for u in used), default=1))

@@ -35,7 +35,7 @@ def _ordered(x: jax.Array) -> jax.Array:
 
 
 def _order(self: jax.Array, dim: int, descending: bool) -> jax.Array:
-    """Where the sorted elements come from; equal ones in their order."""
+    """Returns where the sorted elements come from; equal ones in their order."""
     places = lax.broadcasted_iota(jnp.int64, self.shape, dim)
     key = ~_ordered(self) if descending else _ordered(self)
     if key.dtype == jnp.int32 and self.shape[dim] < 1 << 32:
@@ -69,7 +69,7 @@ def msort(self: jax.Array) -> jax.Array:
 
 @lowers("topk.default")
 def topk(self: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
-    """The k largest or smallest, always sorted; equal elements in their order."""
+    """Returns the k largest or smallest, always sorted; equal elements in their order."""
     if self.ndim == 0:
         return self, jnp.zeros((), jnp.int64)
     floating = jnp.issubdtype(self.dtype, jnp.floating)

@@ -79,7 +79,7 @@ def as_strided(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> jax.Array:
-    """A strided view of a tensor that fills its memory without gaps."""
+    """Returns a strided view of a tensor that fills its memory without gaps."""
     if 0 in size:
         return jnp.zeros(tuple(size), self.dtype)
     begin = _begin(ctx, storage_offset)

@@ -83,7 +83,7 @@ def flat(value: Value | Flat, order: tuple[int, ...]) -> jax.Array:
 
 
 def channels_last(value: Value) -> jax.Array:
-    """The array (N, *spatial, C) of a tensor with at least three dimensions."""
+    """Returns the array (N, *spatial, C) of a tensor with at least three dimensions."""
     if isinstance(value, ChannelsLast):
         return value.array
     return jnp.moveaxis(value, 1, -1)

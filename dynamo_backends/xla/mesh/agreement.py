@@ -92,7 +92,7 @@ def _exchanged(node: fx.Node) -> str:
 
 
 def _is_chain(calls: Sequence[fx.Node]) -> bool:
-    """Whether each call needs, on some way, the result of the one before."""
+    """Returns whether each call needs, on some way, the result of the one before."""
     for before, call in itertools.pairwise(calls):
         reached: set[fx.Node] = {before}
         pending = [before]

@@ -41,7 +41,7 @@ def lower_split(
 
 
 def compile_lowered(lowered: Any, program: core.ClosedJaxpr, device: MeshDevice, what: str) -> Any:
-    """What runs StableHLO on all devices of a mesh.
+    """Returns what runs StableHLO on all devices of a mesh.
 
     Processes take their temporary memory from the system anew in each step, and pay for each page.
     So their gradients are not all kept until the last one is there. Devices of one process have

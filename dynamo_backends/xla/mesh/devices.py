@@ -68,7 +68,7 @@ class MeshDevice(Device):
     def sharding(
         self, placement: Placement, order: Sequence[int], expanded: Sequence[int] = ()
     ) -> NamedSharding:
-        """How an array is split.
+        """Returns how an array is split.
 
         Args:
             placement: Of the tensor.
@@ -82,11 +82,11 @@ class MeshDevice(Device):
         return NamedSharding(self.grid, PartitionSpec(*(over.get(d) for d in order)))
 
     def split(self, tensor: Tensor, sharding: NamedSharding) -> Any:
-        """A copy of a row-major tensor as an array on the mesh."""
+        """Returns a copy of a row-major tensor as an array on the mesh."""
         return _jaxlib.split(to_numpy(tensor), sharding)
 
     def join(self, tensor: Tensor, shape: Sequence[int], sharding: NamedSharding) -> Any:
-        """An array of which each process gives its part, a tensor."""
+        """Returns an array of which each process gives its part, a tensor."""
         return _jaxlib.joined(to_numpy(tensor.contiguous()), shape, sharding)
 
     def duplicated(self, array: Any, sharding: NamedSharding) -> Any:
@@ -138,7 +138,7 @@ class MeshDevice(Device):
 
 
 def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
-    """The devices of a mesh. A CPU is divided into as many as the mesh has.
+    """Returns the devices of a mesh. A CPU is divided into as many as the mesh has.
 
     Args:
         platform: "cpu" or "tpu".

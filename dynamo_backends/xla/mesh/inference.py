@@ -87,7 +87,7 @@ def _layout_of(graph: Graph, mesh: Mesh, batch: Placement) -> MeshLayout:
 
 
 def _agreed(device: MeshDevice, graph: Graph, lowered: Any) -> str:
-    """What stands for a program; raises on all ranks if they have different ones."""
+    """Returns what stands for a program; raises on all ranks if they have different ones."""
     if device.ranks is None:
         return ""
     key = hashlib.sha256(lowered.as_text().encode()).hexdigest()

@@ -39,7 +39,7 @@ from dynamo_backends.xla.steps import trace_step
 
 
 def has_collectives(graph: Graph) -> bool:
-    """Whether a graph that XLA takes talks to other processes."""
+    """Returns whether a graph that XLA takes talks to other processes."""
     return any(map(is_collective, graph.calls))
 
 

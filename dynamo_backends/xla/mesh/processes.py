@@ -24,7 +24,7 @@ _ATTEMPTS = 5  # to find a free port
 
 
 def join(ranks: Ranks) -> list[Any]:
-    """The devices of all ranks, in their order.
+    """Returns the devices of all ranks, in their order.
 
     Raises:
         RankError: One of them has ended.
@@ -67,7 +67,7 @@ def _groups(grid: jax.sharding.Mesh) -> Iterator[tuple[str, ...]]:
 
 
 def _meeting(grid: jax.sharding.Mesh, axes: tuple[str, ...]) -> Any:
-    """A small program with an all-reduce over some dimensions of a mesh, taken as one."""
+    """Returns a small program with an all-reduce over some dimensions of a mesh, taken as one."""
     names = grid.axis_names
     last = [i for i, n in enumerate(names) if n in axes]
     order = [i for i in range(len(names)) if i not in last] + last

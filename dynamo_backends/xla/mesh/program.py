@@ -89,7 +89,7 @@ class MeshStep(ResidentStep):
         return value.array
 
     def _is_here(self, place: int, array: Any) -> bool:
-        """Whether an array is split as an input is expected."""
+        """Returns whether an array is split as an input is expected."""
         if array is None or array.shape != self._importers[place].dense_shape:
             return False
         return bool(array.sharding.is_equivalent_to(self._splits.inputs[place], array.ndim))

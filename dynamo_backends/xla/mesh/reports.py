@@ -26,7 +26,7 @@ _ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
 
 
 def collectives_of(program: str) -> tuple[Collective, ...]:
-    """What devices exchange, one entry for each kind that there is.
+    """Returns what devices exchange, one entry for each kind that there is.
 
     Args:
         program: XLA's text of a module for one device: a line for each operation.
@@ -49,7 +49,7 @@ def _bytes(letters: str, bits: str, shape: str) -> int:
 def mesh_report(
     mesh: Mesh, executable: Any, parameters: Sequence[tuple[Placed, Tensor]]
 ) -> MeshReport:
-    """Where everything is, and what devices exchange.
+    """Returns where everything is, and what devices exchange.
 
     Args:
         mesh: The mesh.

@@ -52,7 +52,7 @@ class Splits:
 def splitting(
     options: LoweringOptions, device: MeshDevice, graph: Graph, layout: MeshLayout
 ) -> LoweringOptions:
-    """The options for a graph that XLA splits.
+    """Returns the options for a graph that XLA splits.
 
     Where all devices share the first dimension of the batch, they are named.
 

@@ -34,7 +34,7 @@ class Spread:
     batch: Placement
 
     def of_inputs(self, graph: Graph, names: Sequence[str]) -> list[Placed | None]:
-        """Where the weights of a graph are; None for its other inputs.
+        """Returns where the weights of a graph are; None for its other inputs.
 
         Args:
             graph: For inference.
@@ -81,7 +81,7 @@ def _is_called(name: str, pattern: str) -> bool:
 
 
 def spread_of(mesh: Any, placements: Mapping[Any, Any], batch: Any) -> Spread | None:
-    """What options say; None: no mesh. What is in plain numbers already is taken as it is.
+    """Returns what options say; None: no mesh. What is in plain numbers already is taken as it is.
 
     Raises:
         OptionError: One is not valid.

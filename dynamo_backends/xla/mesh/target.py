@@ -82,7 +82,7 @@ class XlaMesh:
         return MeshStep(self._device, graph, executable, layout, splits, self, key)
 
     def _agreed(self, graph: Graph, layout: MeshLayout, lowered: Any) -> str:
-        """What stands for a program; raises on all ranks if they have different ones."""
+        """Returns what stands for a program; raises on all ranks if they have different ones."""
         ranks = self._device.ranks
         if ranks is None:
             return ""

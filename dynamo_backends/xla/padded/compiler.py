@@ -60,7 +60,7 @@ def load_padded(
 
 
 def numbers_of(graph: Graph) -> list[Size]:
-    """The sizes that a program needs of each call: one of each expression, in order.
+    """Returns the sizes that a program needs of each call: one of each expression, in order.
 
     Those of dimensions come first.
 
@@ -79,7 +79,7 @@ def numbers_of(graph: Graph) -> list[Size]:
 
 
 def grows(expression: sympy.Expr) -> bool:
-    """Whether an expression never falls when its symbols, which are not negative, grow."""
+    """Returns whether an expression never falls when its symbols, which are not negative, grow."""
     if expression.is_Integer or expression.is_Symbol:
         return True
     if isinstance(expression, sympy.Add):
@@ -105,7 +105,7 @@ def _grows_from_zero(expression: sympy.Expr) -> bool:
 
 
 def _is_positive(expression: sympy.Expr) -> bool:
-    """Whether it is not negative; symbols are sizes."""
+    """Returns whether it is not negative; symbols are sizes."""
     if expression.is_Symbol:
         return True
     if expression.is_Number:
@@ -114,7 +114,7 @@ def _is_positive(expression: sympy.Expr) -> bool:
 
 
 def with_numbers(graph: Graph, count: int) -> Graph:
-    """A copy of a graph with one more input, for the real sizes."""
+    """Returns a copy of a graph with one more input, for the real sizes."""
     graph = graph.copy()
     body = graph.module.graph
     last = next((n for n in body.nodes if n.op != "placeholder"), body.output_node())

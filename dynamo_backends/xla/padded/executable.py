@@ -50,7 +50,7 @@ class Outline:
         return cls(tuple(b for b, _ in flat), where, any(len(e) > 1 for e in extents))
 
     def cut(self, tensor: Tensor, numbers: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """The valid part.
+        """Returns the valid part.
 
         Args:
             tensor: The output with its padding.

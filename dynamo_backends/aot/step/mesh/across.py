@@ -75,7 +75,7 @@ def _whole(parallel: Parallel, tensor: Tensor) -> Tensor:
 def gathered_batch(
     ranks: Ranks, parallel: Parallel, batch: Sequence[Any], replicated: Collection[int] = ()
 ) -> list[Any]:
-    """The batch of all processes, on each.
+    """Returns the batch of all processes, on each.
 
     Args:
         ranks: All processes.
@@ -113,7 +113,7 @@ def _gathered(ranks: Ranks, parallel: Parallel, tensor: Tensor) -> Tensor:
 def _part(
     sizes: Sequence[int], placement: Sequence[int | None], place: Sequence[int], part: Sequence[int]
 ) -> tuple[slice, ...]:
-    """Which part of a tensor the device at a place of the mesh has."""
+    """Returns which part of a tensor the device at a place of the mesh has."""
     numbers = [0] * len(part)
     for size, dim, position in zip(sizes, placement, place, strict=True):
         if dim is not None:

@@ -15,7 +15,7 @@ KINDS = ("ddp", "fsdp")
 
 
 def mesh_of(given: Any) -> Mesh:
-    """A torch `DeviceMesh`, or a dict from names to sizes, as a mesh.
+    """Returns a torch `DeviceMesh`, or a dict from names to sizes, as a mesh.
 
     With several processes of torch.distributed each has one of its devices.
 
@@ -119,7 +119,7 @@ def _dimension(given: Any, what: str) -> int | None:
 def fitted(
     placement: Placement, shape: Sequence[int], mesh: Mesh, what: str, advice: str
 ) -> Placement:
-    """A placement with its dimensions counted from the front.
+    """Returns a placement with its dimensions counted from the front.
 
     Args:
         placement: As given.

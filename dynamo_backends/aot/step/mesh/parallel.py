@@ -37,7 +37,7 @@ class Parallel:
         models: Sequence[nn.Module],
         optimizers: Sequence[Any],
     ) -> list[Placement]:
-        """One placement per slot: state is where its parameter is, the rest is everywhere.
+        """Returns one placement per slot: state is where its parameter is, the rest is everywhere.
 
         Raises:
             OptionError: A placement does not fit its parameter.
@@ -130,7 +130,7 @@ def parallel_of(
     batch_placements: Any,
     models: Sequence[nn.Module],
 ) -> Parallel | None:
-    """What the arguments of `compile_step` say; None without a mesh.
+    """Returns what the arguments of `compile_step` say; None without a mesh.
 
     Raises:
         OptionError: One is not valid, or placements name no parameter.
@@ -176,7 +176,7 @@ def _check_names(placements: Mapping[str, Placement], models: Sequence[nn.Module
 
 
 def _names(models: Sequence[nn.Module]) -> dict[int, list[str]]:
-    """All names of each parameter; behind the number of its model if there are several."""
+    """Returns all names of each parameter; behind the number of its model if there are several."""
     found: dict[int, list[str]] = {}
     for number, model in enumerate(models):
         prefix = "" if len(models) == 1 else f"{number}."

@@ -25,7 +25,7 @@ _TAKEN = (
 
 
 def replicated(models: Sequence[nn.Module]) -> list[Any]:
-    """Those of a step's models that are in `DistributedDataParallel`."""
+    """Returns those of a step's models that are in `DistributedDataParallel`."""
     kind = torch.nn.parallel.DistributedDataParallel
     return [model for model in models if isinstance(model, kind)]
 
@@ -60,7 +60,7 @@ def mesh_of_replicas(replicas: Sequence[Any], mesh: Any, parallel: Any) -> Any:
 
 
 def _more_than_average(replica: Any) -> str | None:
-    """What a replica does besides, in words; None: nothing."""
+    """Returns what a replica does besides, in words; None: nothing."""
     size = torch.distributed.get_world_size()
     if torch.distributed.get_process_group_ranks(replica.process_group) != list(range(size)):
         return "averages over some of the processes"
@@ -77,7 +77,7 @@ def _more_than_average(replica: Any) -> str | None:
 
 
 def with_modules(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function in which replicas that were taken off call their modules."""
+    """Returns a function in which replicas that were taken off call their modules."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -39,7 +39,7 @@ class FakeSegment(Segment):
         self.tensors: dict[int, Tensor] = {}
 
     def real(self, number: int) -> Tensor | None:
-        """The fake tensor of a number."""
+        """Returns the fake tensor of a number."""
         return self.tensors.get(number)
 
     def note(self, number: int, fake: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class AbstractRecorder:
                 self.segment.note(number, fake)
 
     def _fake(self, tensor: Tensor) -> Tensor:
-        """The fake tensor of a placeholder, of what lives on, or of an input."""
+        """Returns the fake tensor of a placeholder, of what lives on, or of an input."""
         session = self._session.segment
         trie, number = session.trie, session.number_of(tensor)
         if number is None and session.lives_on(tensor):

@@ -32,7 +32,7 @@ Tables = tuple[Hooks, Hooks]
 
 
 def is_hooked(leaf: Tensor) -> bool:
-    """Whether a leaf has hooks of its own."""
+    """Returns whether a leaf has hooks of its own."""
     return any(hooks_on_gradient(leaf))
 
 
@@ -78,7 +78,7 @@ def _tables(leaf: Tensor) -> Tables:
 
 
 def options_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a backward pass, by the names of `torch.autograd.backward`."""
+    """Returns the arguments of a backward pass, by the names of `torch.autograd.backward`."""
     names = ["tensors", "grad_tensors", "retain_graph", "create_graph", "inputs"]
     if func is torch.autograd.backward:
         names.insert(4, "grad_variables")
@@ -105,7 +105,7 @@ _OTHER_NAMES = {
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
-    """One tensor or several, as several."""
+    """Returns one tensor or several, as several."""
     return (values,) if isinstance(values, Tensor) or values is None else tuple(values)
 
 
@@ -118,7 +118,7 @@ def are_tensors(given: dict[str, Any]) -> bool:
 def checked_gradients(
     found: Sequence[Tensor | None], inputs: Sequence[Tensor], given: dict[str, Any]
 ) -> tuple[Tensor | None, ...]:
-    """What `torch.autograd.grad` returns, of the gradients that a pass has found."""
+    """Returns what `torch.autograd.grad` returns, of the gradients that a pass has found."""
     materializes = given.get("materialize_grads")
     if not (given.get("allow_unused", materializes)) and any(g is None for g in found):
         raise RuntimeError(

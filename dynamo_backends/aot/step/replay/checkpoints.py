@@ -141,7 +141,7 @@ class Unpack(_RegionHook):
     """Finds what `Pack` has not saved."""
 
     def __call__(self, saved: Any) -> Tensor:
-        """The tensor."""
+        """Returns the tensor."""
         if isinstance(saved, Tensor):
             return saved
         tape = current_tape()
@@ -299,7 +299,7 @@ class CheckpointPlace:
         return SavedTensors(self, self._count - 1)
 
     def recomputed(self, index: int) -> Sequence[Tensor]:
-        """What Python code has saved, by the order; runs the function again if need be."""
+        """Returns what Python code has saved, by the order; runs the function again if need be."""
         task = self._passes.task
         if task == NO_TASK or task not in self._recomputed:
             self(())

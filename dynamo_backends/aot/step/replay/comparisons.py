@@ -30,7 +30,7 @@ NO_COMPARISON: Comparison = (None, None, None, -1, ())
 
 
 def comparison_of(trie: Trie, node: Node) -> Comparison:
-    """The comparison with the call that leads to a place."""
+    """Returns the comparison with the call that leads to a place."""
     if node.comparison is None:
         entry, parent = node.entry, node.parent
         assert entry is not None

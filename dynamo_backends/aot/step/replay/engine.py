@@ -215,7 +215,7 @@ class BackwardPass:
 
 
 def _count_edges(roots: Sequence[Any]) -> dict[Any, int]:
-    """The nodes that a pass reaches, and how many gradients each of them waits for."""
+    """Returns the nodes that a pass reaches, and how many gradients each of them waits for."""
     waiting: dict[Any, int] = {}
     for root in roots:
         waiting[root] = waiting.get(root, 0) + 1
@@ -264,7 +264,7 @@ def _leading_to(ends: set[Any], nodes: Mapping[Any, int]) -> dict[Any, bool]:
 
 
 def _fitted(gradient: Tensor | None, edge: Edge, node: Any) -> Tensor | None:
-    """A gradient in the shape and dtype of what it is the gradient of."""
+    """Returns a gradient in the shape and dtype of what it is the gradient of."""
     if gradient is None or edge[0] is None:
         return None
     wanted = input_metadata(edge[0])[edge[1]]

@@ -81,7 +81,7 @@ class _Observation:
     values: dict[int, Any] = field(default_factory=dict)
 
     def difference(self, other: "_Observation") -> str:
-        """What another call has done in another way, besides numbers of optimizers."""
+        """Returns what another call has done in another way, besides numbers of optimizers."""
         if self.node is not other.node or self.trie is not other.trie:
             return "goes another way at each call"
         for index, value in self.values.items():

@@ -108,7 +108,7 @@ class Source:
     def tensor(
         self, arguments: Sequence[Tensor], state: Sequence[Tensor], outputs: Mapping[int, Tensor]
     ) -> Any:
-        """The tensor.
+        """Returns the tensor.
 
         Args:
             arguments: The tensors among the arguments.

@@ -112,7 +112,7 @@ def _store(template: Any, result: Any, tensors: dict[int, Any]) -> None:
 
 
 def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection[int]) -> set[int]:
-    """The tensors whose history a backward pass frees.
+    """Returns the tensors whose history a backward pass frees.
 
     Args:
         path: The calls before it.

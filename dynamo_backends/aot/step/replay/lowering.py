@@ -127,7 +127,7 @@ class RecordProgram:
         return self._line.places
 
     def holds(self, segment: Segment, inventory: Inventory) -> bool:
-        """Whether it may run for a call that went the way of its record."""
+        """Returns whether it may run for a call that went the way of its record."""
         given = [self.trie.values[n] for n in self._line.all_inputs]
         tensors, numbers = inventory.tensors, self._numbers(segment)
         if self._is_apart and self._line.views.are_apart(given):
@@ -152,11 +152,11 @@ class RecordProgram:
         return self._line.views.hold(list(zip(self._line.all_inputs, given, strict=True)), tensors)
 
     def why_not_next(self, inventory: Inventory) -> str | None:
-        """Why it may not run for the next call, if that goes the same way; None: it may."""
+        """Returns why it may not run for the next call, if that goes the same way; None: it may."""
         return self.variant.guards.why_not(inventory.tensors, self._numbers(None))
 
     def numbers_of_optimizers(self, segment: Segment | None) -> list[Any]:
-        """The optimizers' numbers, as they were when each took its step."""
+        """Returns the optimizers' numbers, as they were when each took its step."""
         numbers: list[Any] = []
         for optimizer in self._optimizers:
             of_step = None if segment is None else segment.numbers.get(id(optimizer))

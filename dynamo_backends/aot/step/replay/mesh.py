@@ -76,11 +76,11 @@ class WholeBatch:
         trie.add_batch(whole_batch(self._parallel, self._tensors))
 
     def parts(self, trie: Trie) -> dict[int, Tensor]:
-        """This process's parts, by the numbers of the batch."""
+        """Returns this process's parts, by the numbers of the batch."""
         return dict(zip(trie.batch, self._tensors, strict=True))
 
     def arguments(self, trie: Trie) -> Any:
-        """The arguments for the function: placeholders for tensors."""
+        """Returns the arguments for the function: placeholders for tensors."""
         placeholders = map(trie.value, trie.batch)
         leaves = [next(placeholders) if isinstance(x, Tensor) else x for x in self._batch]
         return unflatten_batch(leaves, self._spec)

@@ -142,18 +142,18 @@ class NestedPasses:
     # Autograd nodes, and what hooks ask of the pass that calls them
 
     def node_of(self, tensor: Tensor) -> GraphNode:
-        """The autograd node of a result with a history."""
+        """Returns the autograd node of a result with a history."""
         with self._session:
             return self.graph_node(*find_node(tensor))
 
     def graph_node(self, number: int, name: str) -> GraphNode:
-        """The node of a number."""
+        """Returns the node of a number."""
         if number not in self._nodes:
             self._nodes[number] = graph_node(self, number, name)
         return self._nodes[number]
 
     def context_at(self, number: int) -> Context:
-        """The node that is user code and has a place."""
+        """Returns the node that is user code and has a place."""
         place = self._places[number]
         assert isinstance(place, FunctionPlace)
         return place.context
@@ -216,12 +216,12 @@ class NestedPasses:
             self._open.pop()
 
     def context_of(self, tensor: Tensor) -> Context | None:
-        """The node that is user code and has made a tensor."""
+        """Returns the node that is user code and has made a tensor."""
         number = self._session.segment.number_of(tensor) if self._contexts else None
         return None if number is None else self._contexts.get(number)
 
     def name_of_history(self, number: int) -> str:
-        """The name of such a node, by the number of the tensor; empty if there is none."""
+        """Returns the name of such a node, by the number of the tensor; empty if there is none."""
         context = self._contexts.get(number)
         return "" if context is None else context.name()
 

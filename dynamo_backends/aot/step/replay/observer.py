@@ -57,7 +57,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 
 
 def _depends_on_data(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a result's shape or value in Python follows from contents."""
+    """Returns whether a result's shape or value in Python follows from contents."""
     if func is torch.ops.aten.index.Tensor:  # of integers it does not
         return any(x.dtype in (torch.bool, torch.uint8) for x in _tensors(args[1]))
     tags = func.tags

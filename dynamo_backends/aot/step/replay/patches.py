@@ -131,7 +131,7 @@ _MISSING: Any = object()
 
 
 def is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of an optimizer is one call, and not the calls that it makes."""
+    """Returns whether a step of an optimizer is one call, and not the calls that it makes."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     return is_torchs and not isinstance(optimizer, torch.optim.LBFGS)
 

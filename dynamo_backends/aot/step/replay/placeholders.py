@@ -40,7 +40,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorSpec":
-        """The metadata of a tensor."""
+        """Returns the metadata of a tensor."""
         strided = tensor.layout is torch.strided
         node = tensor.grad_fn
         return cls(
@@ -57,7 +57,7 @@ class TensorSpec:
         )
 
     def matches(self, tensor: Tensor) -> bool:
-        """Whether another tensor may take the place of this one as an input."""
+        """Returns whether another tensor may take the place of this one as an input."""
         return (
             type(tensor) is self.kind
             and tensor.shape == self.size
@@ -106,12 +106,12 @@ def placeholder_of(spec: TensorSpec, value: int) -> Placeholder:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Whether a value is a placeholder."""
+    """Returns whether a value is a placeholder."""
     return type(value) is Placeholder
 
 
 def has_attributes(placeholder: Placeholder) -> bool:
-    """Whether user code has left something on a placeholder."""
+    """Returns whether user code has left something on a placeholder."""
     return len(placeholder.__dict__) > len(_OWN)
 
 

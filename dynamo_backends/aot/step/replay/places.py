@@ -78,7 +78,7 @@ class RetainedPlace:
 
 
 def table_of(hook: Any) -> tuple[dict[int, Any], RemovableHandle]:
-    """A table with one hook, and its handle."""
+    """Returns a table with one hook, and its handle."""
     note_registrations()
     hooks: dict[int, Any] = OrderedDict()
     handle = RemovableHandle(hooks)
@@ -95,7 +95,7 @@ def register_on(node: Any, place: NodeHookPlace) -> None:
 
 
 def on_input(place: HookPlace, i: int) -> Callable[[Gradients], Gradients]:
-    """A hook on a result as one before the node that has made it."""
+    """Returns a hook on a result as one before the node that has made it."""
 
     def hook(gradients: Gradients) -> Gradients:
         (gradient,) = place((gradients[i],))

@@ -48,7 +48,7 @@ class Recorder:
 
     @staticmethod
     def line() -> str:
-        """The user's line, for people."""
+        """Returns the user's line, for people."""
         frame: FrameType | None = user_frame() or sys._getframe(1)
         assert frame is not None
         return describe_line(frame.f_code.co_filename, frame.f_lineno)
@@ -275,12 +275,12 @@ def _leaves(segment: Segment) -> Iterator[tuple[int, Tensor]]:
 
 
 def _told(node: Node) -> set[int]:
-    """The tensors whose gradients the record knows."""
+    """Returns the tensors whose gradients the record knows."""
     return {n for entry in node.path() for n in entry.gradients}
 
 
 def _retains(entry: Entry) -> bool:
-    """Whether a backward pass keeps the history that it goes through."""
+    """Returns whether a backward pass keeps the history that it goes through."""
     given = dict(zip(entry.kwargs.keys, entry.kwargs.items, strict=True))
     first = 2 if entry.function in functions.BACKWARD else 3
     retain, create = (*entry.args.items[first : first + 2], None, None)[:2]

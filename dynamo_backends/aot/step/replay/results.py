@@ -45,7 +45,7 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
 
 
 def view_of(trie: Trie, number: int, tensors: Mapping[int, Tensor], others: Any) -> Tensor:
-    """The contents of a result: where it is a view of a tensor that lives on, a view again.
+    """Returns the contents of a result: where it is a view of a tensor that lives on, a view again.
 
     Args:
         trie: Of the record.

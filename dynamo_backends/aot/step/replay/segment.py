@@ -91,7 +91,7 @@ class Segment:
         return {n: self.trie.values[n] for n in self._inputs}
 
     def matches(self, number: int, tensor: Tensor) -> bool:
-        """Whether a tensor is, or could be bound as, one of the record."""
+        """Returns whether a tensor is, or could be bound as, one of the record."""
         trie = self.trie
         if number in self.node.known or trie.kinds[number] == "slot":
             return trie.values[number] is tensor
@@ -101,7 +101,7 @@ class Segment:
     # Both
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """The number of a tensor; None if no call has had it."""
+        """Returns the number of a tensor; None if no call has had it."""
         if is_placeholder(tensor):
             value: int = tensor.step_value  # type: ignore[attr-defined]
             if value < 0:
@@ -128,14 +128,14 @@ class Segment:
         return self._index.get(id(tensor)) == number
 
     def is_untouched(self, tensor: Tensor) -> bool:
-        """Whether Python may look at a tensor: no call of this segment has had it."""
+        """Returns whether Python may look at a tensor: no call of this segment has had it."""
         if is_placeholder(tensor):
             return False
         number = self.number_of(tensor)
         return number is None or number not in self.node.known
 
     def writes_to_memory_of(self, values: Any) -> bool:
-        """Whether a call of this segment may change tensors that no call has had: views."""
+        """Returns whether a call of this segment may change tensors that no call has had: views."""
         if not any(entry.mutates for entry in self.node.path()):
             return False
         trie = self.trie
@@ -154,12 +154,12 @@ class Segment:
         return ("result", root) if is_result else storage_id(self.trie.values[root])
 
     def is_result(self, tensor: Tensor) -> bool:
-        """Whether a call of this segment has made a tensor."""
+        """Returns whether a call of this segment has made a tensor."""
         number = self.number_of(tensor)
         return number is not None and self.trie.kinds[number] == "result"
 
     def hooked_leaves(self, replaying: bool) -> dict[Tensor, Tables]:
-        """The leaves with hooks that calls have had, always in the same order.
+        """Returns the leaves with hooks that calls have had, always in the same order.
 
         Returns:
             For each leaf the hooks on the node that accumulates its gradient.
@@ -181,7 +181,7 @@ class Segment:
         return {t: of_nodes.get(id(t), ({}, {})) for t in found}
 
     def held(self) -> list[int]:
-        """The results that user code refers to, and the gradients of such results."""
+        """Returns the results that user code refers to, and the gradients of such results."""
         node, kinds = self.node, self.trie.kinds
         if node.holders is None:
             node.holders = Holders(self.trie, node)
@@ -194,7 +194,7 @@ class Segment:
         return held
 
     def has_history(self, replaying: bool) -> bool:
-        """Whether a backward pass may still go through what was computed here."""
+        """Returns whether a backward pass may still go through what was computed here."""
         if replaying:
             values = self.trie.values
             history = (n for n in self.node.history if values[n] is not None)
@@ -223,7 +223,7 @@ class Segment:
         return result is not None and result() is tensor
 
     def ref(self, tensor: Tensor) -> Ref:
-        """The number of a tensor that a call takes; a new one is an input."""
+        """Returns the number of a tensor that a call takes; a new one is an input."""
         number = self.number_of(tensor)
         if number is None and id(tensor) in self._lives:
             number = self.trie.slot(tensor)
@@ -235,7 +235,7 @@ class Segment:
         return Ref(number)
 
     def result(self, tensor: Tensor) -> Ref:
-        """The number of a tensor that a call returns."""
+        """Returns the number of a tensor that a call returns."""
         number = self.number_of(tensor)
         if number is None and id(tensor) in self._lives:
             number = self.trie.slot(tensor)
@@ -276,7 +276,7 @@ class Segment:
         trie.attributes[number] = vars(tensor)
 
     def real(self, number: int) -> Tensor | None:
-        """The tensor of a number while calls are recorded; None if it is gone."""
+        """Returns the tensor of a number while calls are recorded; None if it is gone."""
         if self.trie.kinds[number] == "slot":
             tensor: Tensor = self.trie.values[number]
             return tensor
@@ -344,7 +344,7 @@ class Segment:
 
 
 def _unshared(tensor: Tensor) -> Tensor:
-    """A tensor, or an alias of it if an open backward pass refers to it."""
+    """Returns a tensor, or an alias of it if an open backward pass refers to it."""
     return tensor if sys.getrefcount(tensor) <= _UNSHARED else _alias(tensor)
 
 

@@ -269,7 +269,7 @@ class Session(Segments, TorchFunctionMode):
         return segment.trie.result(node)
 
     def _gradients_are_as(self, node: Node) -> bool:
-        """Whether gradients that the record says nothing of are there as they were."""
+        """Returns whether gradients that the record says nothing of are there as they were."""
         entry, values = node.entry, self.segment.trie.values
         assert entry is not None
         absent = map(_gradient, [values[n] for n in entry.absent])

@@ -59,7 +59,7 @@ class _Foreign:
 
 
 def result_template(segment: Segment, value: Any) -> Any:
-    """The template of what the function returned; objects of other classes are left out.
+    """Returns the template of what the function returned; objects of other classes are left out.
 
     Args:
         segment: The calls of the step.
@@ -103,7 +103,7 @@ class Parameters:
 
 
 def parameters_of(call: LastCall, inventory: Inventory) -> Parameters:
-    """The inputs and outputs of the program of a file.
+    """Returns the inputs and outputs of the program of a file.
 
     Raises:
         SaveError: No file holds what the call has done.
@@ -211,7 +211,7 @@ def _results(
 
 
 def _result(value: Any, numbers: Sequence[Any]) -> Result:
-    """A constant, or a number of an optimizer, such as the learning rate."""
+    """Returns a constant, or a number of an optimizer, such as the learning rate."""
     index = next((i for i, x in enumerate(numbers) if x is value), None)
     if index is None or type(value) is not float:
         return Result("constant", value)
@@ -244,7 +244,7 @@ def program_snapshot(
     options: Mapping[str, Any],
     inventory: Inventory,
 ) -> Snapshot:
-    """A program with all that a file has besides.
+    """Returns a program with all that a file has besides.
 
     Args:
         program: Has the parameters.

@@ -333,7 +333,7 @@ class Step:
         return call(function, args, kwargs)
 
     def snapshot(self) -> Snapshot:
-        """The program of the last call, and what lives from step to step as it is now.
+        """Returns the program of the last call, and what lives from step to step as it is now.
 
         Raises:
             SaveError: See `save`.

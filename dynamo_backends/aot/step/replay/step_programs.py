@@ -67,7 +67,7 @@ class StepPrograms:
         self._failed: dict[Node, set[Any]] = {}  # with the arguments that shared memory
 
     def trie(self, key: Any) -> tuple[Trie, bool]:
-        """The record for a state of torch, and whether it is new."""
+        """Returns the record for a state of torch, and whether it is new."""
         trie = self.tries.get(key)
         is_new = trie is None or trie.is_full
         if trie is None or is_new:
@@ -121,7 +121,7 @@ class StepPrograms:
         outputs: Iterable[int],
         pure: bool,
     ) -> RecordProgram | None:
-        """A program for the way to a place; compiles one if need be.
+        """Returns a program for the way to a place; compiles one if need be.
 
         Args:
             segment: A call that went this way.
@@ -201,7 +201,7 @@ class StepPrograms:
 
 
 def _sharing(segment: Segment, path: Sequence[Entry]) -> Any:
-    """Which inputs of a call share memory: other programs are compiled where others do."""
+    """Returns which inputs of a call share memory: other programs are compiled where others do."""
     trie = segment.trie
     numbers = sorted({n for e in path for n in e.mentioned() if trie.kinds[n] == "input"})
     return shared_memory([trie.values[n] for n in numbers])

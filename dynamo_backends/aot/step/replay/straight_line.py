@@ -115,7 +115,7 @@ def _is_part(entry: Entry) -> bool:
 
 
 def numbers_in(entry: Entry) -> set[int]:
-    """The numbers of a call that are inputs, by their places in the trie."""
+    """Returns the numbers of a call that are inputs, by their places in the trie."""
     both = (*leaves(entry.args), *leaves(entry.kwargs))
     return {leaf.index for leaf in both if type(leaf) is Number}
 

@@ -87,13 +87,13 @@ class Tape:
         self.places.append(edge_of(tensor))
 
     def number_of(self, node: Any) -> int:
-        """The number of a node among those that user code has looked at."""
+        """Returns the number of a node among those that user code has looked at."""
         if node not in self.nodes:
             self.nodes.append(node)
         return self.nodes.index(node)
 
     def function_of(self, node: Any) -> int | None:
-        """The place of a node whose backward is user code; None for others."""
+        """Returns the place of a node whose backward is user code; None for others."""
         return self._places.nodes.get(node)
 
     def begin(self, depth: int, leaves: Sequence[Edge], **options: Any) -> Place:
@@ -118,7 +118,7 @@ class Tape:
 
 
 def leaf_number(index: int) -> int:
-    """The place of a leaf's hooks, by the index of the leaf; and the other way round."""
+    """Returns the place of a leaf's hooks, by the index of the leaf; and the other way round."""
     return -2 - index
 
 
@@ -131,7 +131,7 @@ _CURRENT = _Current()
 
 
 def current_tape() -> Tape:
-    """The tape of the calls that run in this thread."""
+    """Returns the tape of the calls that run in this thread."""
     return _CURRENT.tape
 
 

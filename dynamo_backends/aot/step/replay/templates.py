@@ -72,7 +72,7 @@ _SEQUENCES = (list, tuple, torch.Size)
 
 
 def template_of(value: Any, ref: Callable[[Tensor], Ref]) -> Template:
-    """The template of a value.
+    """Returns the template of a value.
 
     Args:
         value: Arguments or a result.
@@ -98,7 +98,7 @@ def template_of(value: Any, ref: Callable[[Tensor], Ref]) -> Template:
 
 
 def _is_rebuilt(kind: type) -> bool:
-    """Whether a class of tuples is made of its items: a named tuple, or torch's results."""
+    """Returns whether a class of tuples is made of its items: a named tuple, or torch's results."""
     return hasattr(kind, "_make") or kind.__module__ == "torch.return_types"
 
 
@@ -135,7 +135,7 @@ def leaves(template: Template) -> Iterator[Any]:
 
 
 def refs(template: Template) -> list[int]:
-    """The numbers of the tensors in a template."""
+    """Returns the numbers of the tensors in a template."""
     return [leaf.value for leaf in leaves(template) if type(leaf) is Ref]
 
 
@@ -153,7 +153,7 @@ def same_constant(a: Any, b: Any) -> bool:
 def differing_numbers(
     template: Template, value: Any, is_same: Callable[[int, Tensor], bool]
 ) -> list[Place] | None:
-    """Where a value differs from a template, if it does in numbers only.
+    """Returns where a value differs from a template, if it does in numbers only.
 
     Args:
         template: Of a call.
@@ -198,7 +198,7 @@ def _items_of(template: Items, value: Any) -> list[Any] | None:
 
 
 def with_number(template: Template, place: Place, make: Callable[[Any], Number]) -> Template:
-    """A template whose constant at a place is an input."""
+    """Returns a template whose constant at a place is an input."""
     if not place:
         return make(template)
     items = list(template.items)

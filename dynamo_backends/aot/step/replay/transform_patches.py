@@ -16,7 +16,7 @@ from dynamo_backends.aot.step.replay.session import Session
 
 
 def _before_transform() -> Session | None:
-    """The call of a step that begins a transform now, in code of the user's."""
+    """Returns the call of a step that begins a transform now, in code of the user's."""
     session = active_session()
     return session if session is not None and session.is_innermost else None
 

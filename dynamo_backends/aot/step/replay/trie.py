@@ -48,7 +48,7 @@ Flags = tuple[bool, bool]
 
 
 def torch_state() -> State:
-    """The settings of torch that a call depends on besides its arguments."""
+    """Returns the settings of torch that a call depends on besides its arguments."""
     if is_any_autocast_enabled():
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         autocast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
@@ -108,7 +108,7 @@ class Entry:
     value: Any = VARYING
 
     def mentioned(self) -> set[int]:
-        """The numbers of all tensors that it takes or makes."""
+        """Returns the numbers of all tensors that it takes or makes."""
         gradients = (n for n in self.gradients.values() if n is not None)
         return {*refs(self.args), *refs(self.kwargs), *self.made, *gradients, *self.gradients}
 
@@ -150,7 +150,7 @@ class Node:
     _may_have_hooks: tuple[int, ...] | None = None
 
     def path(self) -> list[Entry]:
-        """The calls from the root to here."""
+        """Returns the calls from the root to here."""
         if self._path is None:
             self._path = self._find_path()
         return self._path
@@ -164,7 +164,7 @@ class Node:
         return entries[::-1]
 
     def may_have_hooks(self, kinds: list[str]) -> tuple[int, ...]:
-        """The numbers of the tensors met on the way that may have hooks, in order."""
+        """Returns the numbers of the tensors met on the way that may have hooks, in order."""
         if self._may_have_hooks is None:
             numbers = sorted(n for n in self.known if kinds[n] in ("slot", "input"))
             self._may_have_hooks = tuple(numbers)
@@ -232,7 +232,7 @@ class Trie:
         self.root.known = frozenset(self.batch)
 
     def slot(self, tensor: Tensor) -> int:
-        """The number of a tensor that lives on."""
+        """Returns the number of a tensor that lives on."""
         number = self.slots.get(id(tensor))
         if number is None:
             number = self.slots[id(tensor)] = self.add(TensorSpec.of(tensor), "slot", tensor)
@@ -247,7 +247,7 @@ class Trie:
             self.values[number] = new
 
     def value(self, number: int) -> Any:
-        """A tensor of the call that is replayed; results are placeholders."""
+        """Returns a tensor of the call that is replayed; results are placeholders."""
         value = self.values[number]
         if value is None and self.kinds[number] == "result":
             value = self.values[number] = placeholder_of(self.specs[number], number)
@@ -270,7 +270,7 @@ class Trie:
         self._properties.pop(number, None)
 
     def is_held(self, number: int) -> bool:
-        """Whether anybody but the trie refers to a placeholder."""
+        """Returns whether anybody but the trie refers to a placeholder."""
         values = self.values
         return sys.getrefcount(values[number]) > _UNHELD
 
@@ -345,7 +345,7 @@ class Trie:
         return all(self.kinds[n] == "result" and n not in self.batch for n in needed)
 
     def result(self, node: Node) -> Any:
-        """What a replayed call returns."""
+        """Returns what a replayed call returns."""
         assert node.entry is not None
         return fill(node.entry.result, self.value, self.numbers.__getitem__)
 
@@ -363,7 +363,7 @@ def launches_after(node: Node) -> int:
 
 
 def _count() -> int:
-    """What `sys.getrefcount(values[number])` is if the list alone refers to an object."""
+    """Returns what `sys.getrefcount(values[number])` is if the list alone refers to an object."""
     values = [object()]
     number = 0
     return sys.getrefcount(values[number])
@@ -389,7 +389,7 @@ class Holders:
         self._held: list[int] = []
 
     def find(self) -> list[int]:
-        """Their numbers."""
+        """Returns their numbers."""
         trie = self._trie
         values = [v for v in self._get(trie.values) if v is not None]
         attributes = self._get(trie.attributes)  # empty where there is no placeholder

@@ -186,7 +186,7 @@ def _materialized(gradient: Tensor | None, like: Any) -> Tensor | None:
 
 
 def why_not_followed(function: Any, kwargs: dict[str, Any]) -> str:
-    """Why a function of the user's runs in eager; empty: it is followed."""
+    """Returns why a function of the user's runs in eager; empty: it is followed."""
     if function.__module__.startswith("torch.distributed"):
         return "that talks to other processes"
     if kwargs and function.setup_context is Function.setup_context:
@@ -245,7 +245,7 @@ def _refuse_saved_results(context: Context, args: tuple[Any, ...], result: Any) 
 def _separate(
     context: Context, outputs: list[Any], args: tuple[Any, ...]
 ) -> tuple[list[int], list[int]]:
-    """Which outputs have a gradient, and which are arguments that were written to."""
+    """Returns which outputs have a gradient, and which are arguments that were written to."""
     dirty = getattr(context, "dirty_tensors", None) or ()
     without = getattr(context, "non_differentiable", None) or ()
     differentiable, written = [], []

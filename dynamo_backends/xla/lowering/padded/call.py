@@ -50,11 +50,11 @@ class Operand:
         return len(self.extents)
 
     def is_padded(self, dims: Sequence[int]) -> bool:
-        """Whether any of these dimensions is padded."""
+        """Returns whether any of these dimensions is padded."""
         return any(is_padded(self.extents[d]) for d in dims)
 
     def masked(self, dims: Sequence[int] | None = None, neutral: Neutral = 0) -> jax.Array | None:
-        """The array with `neutral` in the padding along some dimensions.
+        """Returns the array with `neutral` in the padding along some dimensions.
 
         Args:
             dims: None: all.
@@ -72,16 +72,16 @@ class Operand:
         return jnp.where(valid, array, jnp.asarray(value, array.dtype))
 
     def whole(self, dims: Sequence[int]) -> jax.Array:
-        """The array with zeros in the padding along some dimensions, if there is any."""
+        """Returns the array with zeros in the padding along some dimensions, if there is any."""
         masked = self.masked(dims)
         return self.array if masked is None else masked
 
     def astype(self, dtype: Any) -> "Operand":
-        """The operand in another dtype."""
+        """Returns the operand in another dtype."""
         return Operand(self.extents, lambda: self.array.astype(dtype), self.validity)
 
     def aligned(self, extents: Extents) -> "Operand":
-        """The operand with its valid positions where those of other extents are.
+        """Returns the operand with its valid positions where those of other extents are.
 
         Args:
             extents: With as many valid positions, of the last dimensions; size 1 stays as it is.
@@ -99,7 +99,7 @@ class Operand:
         return Operand(known, lambda: array, self.validity)
 
     def without(self, dims: Sequence[int], keepdim: bool = False) -> Extents:
-        """The extents without some dimensions, or with size 1 there."""
+        """Returns the extents without some dimensions, or with size 1 there."""
         if keepdim:
             return tuple(() if d in dims else e for d, e in enumerate(self.extents))
         return tuple(e for d, e in enumerate(self.extents) if d not in dims)
@@ -131,30 +131,30 @@ class PaddedCall:
         self._given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
     def value(self, name: str) -> Any:
-        """An argument that is no tensor, or the nodes of a list of them."""
+        """Returns an argument that is no tensor, or the nodes of a list of them."""
         if name in self._given:
             return self._given[name]
         return next((a.default_value for a in self._schema if a.name == name), None)
 
     def values(self) -> Mapping[str, Any]:
-        """All arguments that are given."""
+        """Returns all arguments that are given."""
         return self._given
 
     def operand(self, value: Any) -> Operand:
-        """The operand of a node among the arguments."""
+        """Returns the operand of a node among the arguments."""
         return self._operand(value)
 
     def __getitem__(self, name: str) -> Operand:
-        """A tensor argument."""
+        """Returns a tensor argument."""
         return self._operand(self._given[name])
 
     def get(self, name: str) -> Operand | None:
-        """A tensor argument that may be None."""
+        """Returns a tensor argument that may be None."""
         value = self.value(name)
         return self._operand(value) if isinstance(value, fx.Node) else None
 
     def operands(self) -> list[Operand]:
-        """All tensor arguments."""
+        """Returns all tensor arguments."""
         return [self._operand(n) for n in self.node.all_input_nodes]
 
     def axes(self, name: str, dims: str | None = None) -> tuple[int, ...]:
@@ -171,11 +171,11 @@ class PaddedCall:
         return tuple(d % ndim for d in ((given,) if isinstance(given, int) else given))
 
     def dim(self, name: str, dim: str = "dim") -> int:
-        """A dimension of a tensor that an argument names."""
+        """Returns a dimension of a tensor that an argument names."""
         return int(self.value(dim) or 0) % max(self[name].ndim, 1)
 
     def run(self, /, **arguments: Any) -> Any:
-        """What the lowering makes of the arguments.
+        """Returns what the lowering makes of the arguments.
 
         Args:
             arguments: Arrays in the place of some; None: that one stays as it is.
@@ -188,7 +188,7 @@ class PaddedCall:
         return self._lower({}, moved)
 
     def sizes(self, index: int | None = None) -> tuple[int, ...]:
-        """The sizes of the (or one) result; its value says the bounds."""
+        """Returns the sizes of the (or one) result; its value says the bounds."""
         known = self.node.meta.get(SIZES)
         value = self.node.meta["val"]
         if known is not None and index is not None:
@@ -198,11 +198,11 @@ class PaddedCall:
         return tuple(known)
 
     def fresh(self, index: int | None = None) -> Extents:
-        """The extents of a result whose dimensions are none that were merged."""
+        """Returns the extents of a result whose dimensions are none that were merged."""
         return extents_of(self.sizes(index))
 
     def number(self, size: Any) -> Any:
-        """A size of this call as a scalar of the program; a plain number as it is."""
+        """Returns a size of this call as a scalar of the program; a plain number as it is."""
         return self.validity.number(size) if isinstance(size, Size) else size
 
     def need_whole(self, name: str, dims: Sequence[int] | None = None) -> None:
@@ -228,12 +228,12 @@ class PaddedCall:
         return result
 
     def refuse(self, reason: str) -> NotPaddedError:
-        """The error to raise when this call cannot be padded."""
+        """Returns the error to raise when this call cannot be padded."""
         return NotPaddedError(str(self.node.target), reason)
 
 
 def elementwise(call: PaddedCall) -> Placed:
-    """The rule of elementwise operators: garbage stays where it is."""
+    """Returns the rule of elementwise operators: garbage stays where it is."""
     nodes = call.node.all_input_nodes
     placed = call.agreed(*(call.operand(n).extents for n in nodes))
     result = call.run_aligned({n: call.operand(n).aligned(placed) for n in nodes})

@@ -39,7 +39,7 @@ Extents = tuple[Extent, ...]
 
 
 def extent_of(size: int) -> Extent:
-    """The extent of a dimension that was never merged.
+    """Returns the extent of a dimension that was never merged.
 
     Args:
         size: A `Size`, whose value is the bound, or a plain number.
@@ -50,17 +50,17 @@ def extent_of(size: int) -> Extent:
 
 
 def extents_of(sizes: Iterable[int]) -> Extents:
-    """The extents of an array of whose dimensions none was merged."""
+    """Returns the extents of an array of whose dimensions none was merged."""
     return tuple(map(extent_of, sizes))
 
 
 def is_padded(extent: Extent) -> bool:
-    """Whether not all positions are valid."""
+    """Returns whether not all positions are valid."""
     return any(f.size is not None for f in extent)
 
 
 def bounded(extent: Extent) -> int:
-    """The size of a dimension as it was before it was known what was merged in it."""
+    """Returns the size of a dimension as it was before it was known what was merged in it."""
     expression = expression_of(extent)
     if not expression.free_symbols:
         return bound_of(extent)
@@ -68,22 +68,22 @@ def bounded(extent: Extent) -> int:
 
 
 def padded_dims(extents: Extents) -> list[int]:
-    """The dimensions in which not all positions are valid."""
+    """Returns the dimensions in which not all positions are valid."""
     return [d for d, extent in enumerate(extents) if is_padded(extent)]
 
 
 def bound_of(extent: Extent) -> int:
-    """How many positions a dimension has."""
+    """Returns how many positions a dimension has."""
     return math.prod(f.bound for f in extent)
 
 
 def expression_of(extent: Extent) -> sympy.Expr:
-    """How many positions of a dimension are valid."""
+    """Returns how many positions of a dimension are valid."""
     return sympy.expand(sympy.prod([f.expression for f in extent]))
 
 
 def merged(factors: Sequence[Factor]) -> Extent:
-    """One dimension of several factors, in the form in which equal ones are equal.
+    """Returns one dimension of several factors, in the form in which equal ones are equal.
 
     A prefix of a dimension merged with all of one inside it is a prefix of the result.
     """
@@ -116,7 +116,7 @@ def broadcast(operands: Sequence[Extents]) -> Extents | None:
 
 
 def reshaped(extents: Extents, sizes: Sequence[int]) -> Extents | None:
-    """The extents of a view.
+    """Returns the extents of a view.
 
     Args:
         extents: Of what is viewed.

@@ -68,7 +68,7 @@ class PaddedLowering(GraphLowering):
         return conform(result, node.meta["val"])
 
     def _is_static(self, node: fx.Node) -> bool:
-        """Whether nothing about a call varies."""
+        """Returns whether nothing about a call varies."""
         if sizes_in((node.args, node.kwargs, node.meta.get(SIZES))):
             return False
         extents = [self._extents[n] for n in node.all_input_nodes]

@@ -58,7 +58,7 @@ _ELEMENTWISE = Declared(elementwise, frozenset())
 
 
 def declared(target: Any) -> Declared | None:
-    """How an operator treats padded positions; None: it does not say.
+    """Returns how an operator treats padded positions; None: it does not say.
 
     Args:
         target: An overload. Elementwise operators need not say anything.

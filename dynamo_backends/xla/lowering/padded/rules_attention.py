@@ -10,7 +10,7 @@ from dynamo_backends.xla.lowering.padded.registry import pads
 
 
 def _mask(call: PaddedCall, name: str) -> jax.Array | None:
-    """The mask of a call, with what hides padded keys; None: it stays as it is."""
+    """Returns the mask of a call, with what hides padded keys; None: it stays as it is."""
     key = call["key"]
     seen = call.validity.of(key.extents[2:3], [0])
     mask = call.get(name)

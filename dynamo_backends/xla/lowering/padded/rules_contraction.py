@@ -9,7 +9,7 @@ from dynamo_backends.xla.lowering.padded.registry import pads
 
 
 def _product(call: PaddedCall, left: str, right: str) -> Placed:
-    """A product over the last dimension of one operand and the last but one of another."""
+    """Returns a product over the last dimension of one operand and the last but one of another."""
     x, y = call[left], call[right]
     row, column = x.ndim - 1, max(y.ndim - 2, 0)
     (summed,) = call.agreed((x.extents[row],), (y.extents[column],))

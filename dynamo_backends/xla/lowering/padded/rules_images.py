@@ -26,7 +26,7 @@ def _spatial(call: PaddedCall, name: str, rank: int) -> list[int]:
 
 
 def _images(call: PaddedCall, name: str, rank: int) -> list[int]:
-    """The dimensions of images, and that of their number, if there is one."""
+    """Returns the dimensions of images, and that of their number, if there is one."""
     dims = _spatial(call, name, rank)
     return [0, *dims] if call[name].ndim == rank + 2 else dims
 

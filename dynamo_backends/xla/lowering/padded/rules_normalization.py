@@ -20,7 +20,7 @@ def softmax_backward(call: PaddedCall) -> Placed:
 
 
 def _normalised(call: PaddedCall) -> int:
-    """The number of outer dimensions; the inner ones have to be whole."""
+    """Returns the number of outer dimensions; the inner ones have to be whole."""
     ndim = call["input"].ndim
     outer = ndim - len(call.value("normalized_shape"))
     call.need_whole("input", range(outer, ndim))

@@ -14,14 +14,14 @@ from dynamo_backends.xla.lowering.reduction import widen
 
 
 def lowest(dtype: Any) -> Any:
-    """What no maximum is below."""
+    """Returns what no maximum is below."""
     if dtype == jnp.bool_:
         return False
     return -math.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
 def highest(dtype: Any) -> Any:
-    """What no minimum is above."""
+    """Returns what no minimum is above."""
     if dtype == jnp.bool_:
         return True
     return math.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
@@ -109,7 +109,7 @@ def variance(call: PaddedCall) -> Placed:
 
 
 def _count(call: PaddedCall, over: Sequence[int]) -> jax.Array:
-    """How many elements are reduced."""
+    """Returns how many elements are reduced."""
     extents = call["self"].extents
     return jnp.asarray(math.prod(call.validity.count(extents[d]) for d in over))
 

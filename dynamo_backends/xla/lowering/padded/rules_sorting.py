@@ -14,7 +14,7 @@ from dynamo_backends.xla.lowering.padded.rules_reduction import highest, lowest
 
 
 def last(dtype: Any) -> Any:
-    """The key that comes last in ascending order: torch sorts NaN behind infinity."""
+    """Returns the key that comes last in ascending order: torch sorts NaN behind infinity."""
     return math.nan if jnp.issubdtype(dtype, jnp.floating) else highest(dtype)
 
 

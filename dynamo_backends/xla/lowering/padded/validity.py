@@ -26,14 +26,14 @@ class Validity:
         self._along: dict[Extent, jax.Array] = {}
 
     def number(self, size: Size | sympy.Expr) -> jax.Array:
-        """A size in this call, of 64 bits."""
+        """Returns a size in this call, of 64 bits."""
         expression = size.expression if isinstance(size, Size) else size
         if expression not in self._scalars:
             self._scalars[expression] = self._numbers[self._places[expression]]
         return self._scalars[expression]
 
     def count(self, extent: Extent) -> jax.Array | int:
-        """How many positions along a dimension are valid."""
+        """Returns how many positions along a dimension are valid."""
         result: jax.Array | int = 1
         for factor in extent:
             result = result * (factor.bound if factor.size is None else self.number(factor.size))

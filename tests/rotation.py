@@ -25,7 +25,9 @@ COMMITS = 20
 SHARES = {
     "aot/replay/test_backends.py": 4,
     "aot/replay/test_checkpoints.py": 6,
-    "aot/replay/test_field_loops.py": 6,
+    "aot/replay/test_field_closures.py": 6,
+    "aot/replay/test_field_objects.py": 6,
+    "aot/replay/test_field_results.py": 6,
     "aot/replay/test_functions.py": 3,
     "aot/replay/test_hooks.py": 4,
     "aot/replay/test_nested_hooks.py": 5,

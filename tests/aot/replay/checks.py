@@ -16,6 +16,9 @@ from dynamo_backends.aot.step.replay.placeholders import Placeholder
 
 TOLERANCE = 1e-9
 
+STEPS = 8
+"""The steps of a loop of `trains`."""
+
 
 def network() -> nn.Module:
     """Two layers, in float64."""
@@ -53,6 +56,14 @@ class Run:
 
 
 Loop = Callable[[Run], Callable[..., Any]]
+
+
+def update(run: Run, loss: Tensor) -> Tensor:
+    """Updates the parameters by a loss."""
+    loss.backward()
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    return loss
 
 
 def update_by_gradients(run: Run, loss: Tensor) -> Tensor:
@@ -171,3 +182,21 @@ def compare(name: str, found: Any, expected: Any) -> None:
     else:
         assert type(found) is type(expected), f"{name}: {found!r} instead of {expected!r}"
         assert found == expected, f"{name}: {found!r} instead of {expected!r}"
+
+
+def trains(loop: Loop, backend: str = "openxla", ways: int = 1, **settings: Any) -> Any:
+    """Compares a loop with eager; the calls that go no new way run programs.
+
+    Args:
+        loop: From a run to its step function.
+        backend: What compiles it.
+        ways: How many the loop goes.
+        settings: Of the case.
+
+    Returns:
+        Its step.
+    """
+    steps = settings.pop("steps", STEPS)
+    step = assert_equal(Case(loop, steps=steps, most_eager=ways, **settings), backend)
+    assert step.launches >= steps - ways > 0, (step.launches, step.eager_steps)
+    return step

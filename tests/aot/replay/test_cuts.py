@@ -4,7 +4,7 @@ import gc
 import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -285,6 +285,15 @@ def _signalling(run: Run) -> Any:
     return step
 
 
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Where a shell has started the tests in the background, SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_signal_in_a_step_leaves_the_state_before_it() -> None:
     run, step = _trained(_signalling, compiled=True)
     reference, eager = _trained(plain, compiled=False)

@@ -40,6 +40,7 @@ graph that holds for two rows alone, because one of its sizes is 2, is told from
 OF_ONE_SIZE = {
     ("onnxrt", "seer"),
     ("ov", "reader"),
+    ("ov", "seer"),
     ("iree", "reader"),
     ("iree", "seer"),
     ("tvm", "reader"),

@@ -102,7 +102,7 @@ def _packed_layers(
     train: bool,
     bidirectional: bool,
 ) -> _Results:
-    """Returns a packed sequence."""
+    """Runs a layer on a packed sequence."""
 
     def layer(x: Tensor, state: Any, weights: Sequence[Tensor]) -> Any:
         return network(x, batch_sizes, state, weights, has_biases, 1, 0.0, train, bidirectional)

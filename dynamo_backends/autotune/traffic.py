@@ -132,7 +132,7 @@ class Assumed:
         self._known: dict[Key, bool] = {}
 
     def __bool__(self) -> bool:
-        """Returns whether anything is assumed."""
+        """Returns whether any size is assumed to be a constant or equal to another."""
         return bool(self._assumptions)
 
     @property

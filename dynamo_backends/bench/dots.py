@@ -93,7 +93,7 @@ def panels(run: Run) -> list[Panel]:
 
 
 def panel(title: str, found: Sequence[Series]) -> Panel:
-    """Returns a plot of some candidates."""
+    """Returns one plot of speedups: a row of dots for each candidate."""
     ends = [end for series in found for end in series.speedup or ()]
     every = [1.0, *ends, *(ratio for series in found for ratio in series.ratios)]
     scale = _Scale(min(every) / 1.05, max(every) * 1.05)

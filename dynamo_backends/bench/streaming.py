@@ -74,7 +74,7 @@ def _widened(x: Tensor) -> Tensor:
 
 
 def seconds(serve: Serve, request: Sequence[Any]) -> float:
-    """Returns what an answer takes."""
+    """Returns the latency of one request in seconds."""
     start = time.perf_counter()
     serve(*request)
     return time.perf_counter() - start

@@ -92,7 +92,7 @@ GPU_BACKENDS: tuple[GpuBackend, ...] = (
 
 
 def look() -> Facts:
-    """Returns the facts of this machine."""
+    """Reads the driver, the toolkit and the packages of this machine."""
     import torch
 
     visible = torch.cuda.is_available()

@@ -45,7 +45,7 @@ class Files:
 
     @classmethod
     def of(cls, backend: str, folder: Path) -> "Files":
-        """Returns those of a backend."""
+        """Returns the files of a backend's run in a folder."""
         name = re.sub(r"[^\w.-]+", "_", short(backend))
         return cls(*(folder / f"{name}.{end}" for end in ("jsonl", "json", "md", "log")))
 

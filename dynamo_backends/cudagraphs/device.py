@@ -125,7 +125,7 @@ _driver: Any = Cuda()
 
 
 def driver() -> Any:
-    """Returns what stands for CUDA."""
+    """Returns the CUDA driver, or the double that tests have installed for it."""
     return _driver
 
 

@@ -109,7 +109,7 @@ def _undecided(
 
 
 def _kind(node: fx.Node, settings: Settings) -> str:
-    """Returns what a verdict depends on."""
+    """Returns the key of the verdict on a call."""
     return f"{settings} {kind_of(node)}"
 
 

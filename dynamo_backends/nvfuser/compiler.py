@@ -134,7 +134,7 @@ def why_not(node: fx.Node, nvfuser: NvFuserModule | None) -> str | None:
 
 
 def _alone(node: fx.Node, recorder: Recorder) -> Any:
-    """Returns what a call reads, as an input."""
+    """Records an operand of a call that is tried by itself as an input."""
     value = node.meta["val"]
     if isinstance(value, Tensor):
         return recorder.input(value)

@@ -123,23 +123,23 @@ class Value:
         return self.unary("neg")
 
     def __lt__(self, other: Operand) -> "Value":
-        """Returns whether less."""
+        """Computes `self < other`, element by element."""
         return self.binary("lt", other, torch.bool)
 
     def __le__(self, other: Operand) -> "Value":
-        """Returns whether less or equal."""
+        """Computes `self <= other`, element by element."""
         return self.binary("le", other, torch.bool)
 
     def __gt__(self, other: Operand) -> "Value":
-        """Returns whether greater."""
+        """Computes `self > other`, element by element."""
         return self.binary("gt", other, torch.bool)
 
     def __ge__(self, other: Operand) -> "Value":
-        """Returns whether greater or equal."""
+        """Computes `self >= other`, element by element."""
         return self.binary("ge", other, torch.bool)
 
     def equals(self, other: Operand) -> "Value":
-        """Returns whether equal."""
+        """Computes `self == other`, element by element."""
         return self.binary("eq", other, torch.bool)
 
     def differs(self, other: Operand) -> "Value":

@@ -41,7 +41,7 @@ class Contents:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> "Contents":
-        """Returns those of a manifest."""
+        """Reads the contents from a manifest."""
         return cls(**{field.name: manifest[field.name] for field in dataclasses.fields(cls)})
 
     def parsed(self, backend: Backend) -> Options:

@@ -187,5 +187,5 @@ _FIXED = frozenset(
 
 @hidden_from_dynamo
 def _apart(call: Callable[..., Any], *args: Any) -> Any:
-    """Returns a call that is compiled already."""
+    """Makes a call that Dynamo does not trace: it is compiled already."""
     return call(*args)

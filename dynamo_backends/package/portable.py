@@ -43,7 +43,7 @@ class _Sized:
         self._sizes = list(map(_expression, value.shape)) if isinstance(value, Tensor) else []
 
     def size(self) -> list[Any]:
-        """Returns the sizes."""
+        """Returns the sizes, with expressions where they vary."""
         return self._sizes
 
 

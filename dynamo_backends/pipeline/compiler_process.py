@@ -290,7 +290,7 @@ def answered_parts(parts: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def answered_plan(plan: Plan) -> dict[str, Any]:
-    """Returns a plan as an answer."""
+    """Serializes a plan as the answer of the compiler process."""
     return {"plan": {"eager": dict(plan.eager), "decomposed": sorted(plan.decomposed)}}
 
 

@@ -22,7 +22,7 @@ class Registers:
         self._sizes: dict[sympy.Expr, tuple[int, Size | FloatOfSizes]] = {}
 
     def __len__(self) -> int:
-        """Returns how many there are."""
+        """Counts the registers of values and of sizes."""
         return len(self._of) + len(self._sizes)
 
     def add(self, names: Iterable[str]) -> None:

@@ -22,7 +22,7 @@ class LRU(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def __len__(self) -> int:
-        """Returns how many there are."""
+        """Counts the entries."""
         return len(self._values)
 
     def __contains__(self, key: Key) -> bool:

@@ -71,7 +71,7 @@ class Samples:
         return self.undisturbed() if self.enough else list(self.times)
 
     def undisturbed(self) -> list[float]:
-        """Returns those that nobody disturbed."""
+        """Returns the times that were measured while no other process ran."""
         return [t for t, quiet in zip(self.times, self.quiet, strict=True) if quiet]
 
     def over(self, other: "Samples", least: int) -> Ratio:

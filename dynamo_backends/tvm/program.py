@@ -33,7 +33,7 @@ class RelaxProgram:
     ranged: bool = False
 
     def wiring(self) -> str:
-        """Returns all but the module, as JSON."""
+        """Serializes the signature of the program, all but its module, as JSON."""
         fields = [f.name for f in dataclasses.fields(self) if f.name != "module"]
         return json.dumps({name: getattr(self, name) for name in fields})
 

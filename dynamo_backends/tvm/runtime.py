@@ -200,7 +200,7 @@ class _Input:
         self._stride = dense_strides([value.shape[d] for d in order])
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Returns what the program is given."""
+        """Checks an input, and returns it row-major."""
         return acceptable(self._check(tensor), self._stride)
 
 

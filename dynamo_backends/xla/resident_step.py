@@ -97,7 +97,7 @@ class ResidentStep(StepProgram):
         return known
 
     def _take_in(self, place: int, tensor: Tensor) -> Any:
-        """Returns an input on the device."""
+        """Uploads an input to the device."""
         array: Any = self._device.take_in([self._importers[place]], [tensor])[0]
         return array
 

@@ -59,7 +59,7 @@ def results_order(graph: Graph, updated: Sequence[int]) -> list[int]:
 
 
 def executable_for(graph: Graph) -> type[XlaExecutable]:
-    """Returns what runs a compiled graph."""
+    """Returns the class of executables for a graph, by whether it updates inputs."""
     return XlaUpdatingExecutable if graph.updates else XlaExecutable
 
 

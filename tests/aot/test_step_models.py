@@ -49,7 +49,7 @@ RUNS = [
         name != "openxla" or (case.name, optimizer, dtype) not in ALWAYS,
         case, optimizer, dtype, name, id=f"{case.name}-{optimizer}-{dtype}-{name}",
     )
-    for name in ("openxla", "inductor")
+    for name in ("openxla", "inductor", "aot_eager")
     for case in CASES
     for optimizer in OPTIMIZERS
     for dtype in CHECKS

@@ -140,7 +140,11 @@ def _for_mesh(
 
 def _eager() -> StepBackend:
     def compile_graph(graph: Graph) -> StepProgram:
-        module = graph.module
+        module = graph.copy().module
+        # Kernels may give other strides than torch's traces of them say.
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            node.target = torch.ops.aten.reshape.default
+        module.recompile()
         return CopyingProgram(graph, lambda inputs: module.forward(*inputs))
 
     # Masks are drawn before the graph runs, and a checkpoint has its own again.

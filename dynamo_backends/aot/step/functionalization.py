@@ -263,7 +263,7 @@ class Functionalization:
         return results
 
     def _attribute(self, node: fx.Node, value: Any) -> fx.Node:
-        """Returns a constant of a rule."""
+        """Returns the node of a tensor that is a constant of a decomposition."""
         known = self._attributes.get(id(value))
         if known is None:
             name = f"_constant_of_rule_{len(self._attributes)}"

@@ -46,7 +46,7 @@ class OnlineComparison:
 
 
 def counting(steps: Sequence[float]) -> list[float]:
-    """Returns the steps that count."""
+    """Returns the times without the first run and without the first step of each later run."""
     return [s for i, s in enumerate(steps) if i >= RUN and i % RUN]
 
 

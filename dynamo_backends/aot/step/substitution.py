@@ -301,7 +301,7 @@ class Substitution(TorchFunctionMode):
                 f"the step reads a value out of a tensor ({name_of(func)}) at {user_line()}. "
                 "One graph cannot decide or print in the middle of a step: return the tensor and "
                 "read it afterwards, use torch.where instead of `if`, or pass "
-                'fallback="split" to compile the parts between such places with torch.compile.'
+                'fallback="split" to run the step in eager from there on.'
             ) from error
 
     def _backward(
@@ -424,7 +424,7 @@ def _refuse_generator(func: Callable[..., Any]) -> None:
         f"the step draws from a generator of its own ({name_of(func)}) at {user_line()}. Its state "
         "cannot be an input of one graph: draw from torch's default generator, which "
         "torch.manual_seed makes reproducible, draw outside of the step and pass the numbers to "
-        'it, or pass fallback="split" to compile the parts around such places.'
+        'it, or pass fallback="split" to run the step in eager from there on.'
     )
 
 

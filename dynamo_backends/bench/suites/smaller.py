@@ -47,7 +47,7 @@ def shorten(model: nn.Module) -> None:
 
 
 def _surplus(blocks: Sequence[nn.Module]) -> list[int]:
-    """Returns which of them are not kept."""
+    """Returns the positions of blocks that repeat earlier ones, beyond the few that stay."""
     alike = groupby(enumerate(blocks), lambda numbered: _looks(*numbered))
     return [i for _, group in alike for i, _ in list(group)[_KEPT:]]
 

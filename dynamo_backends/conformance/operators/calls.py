@@ -58,7 +58,7 @@ class Call:
         return results
 
     def compiled(self, compiler: Any, **options: Any) -> list[Any]:
-        """Returns the results of a backend."""
+        """Compiles the calls with a backend, and returns their results."""
         torch._dynamo.reset()
         torch.manual_seed(SEED)
         function = torch.compile(lambda values: self(values), backend=compiler, **options)

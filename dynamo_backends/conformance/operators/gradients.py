@@ -99,7 +99,7 @@ class _Call:
             self.flat += flat
 
     def __call__(self, values: list[Any]) -> list[Any]:
-        """Returns the result of each sample."""
+        """Computes each sample, with its gradients."""
         results = []
         start = 0
         for count, spec in self._parts:

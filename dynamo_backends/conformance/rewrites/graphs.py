@@ -78,7 +78,7 @@ class RandomGraph:
         return function
 
     def returning(self, name: str) -> "RandomGraph":
-        """Returns what computes one value."""
+        """Returns the graph that computes one of the values."""
         return dataclasses.replace(self, outputs=(name,)).without_dead_code()
 
     def run(self, inputs: Mapping[str, Tensor]) -> Values:

@@ -21,7 +21,7 @@ from dynamo_backends.interface.report import record
 
 
 def in_words(failure: Mismatch | Exception) -> str:
-    """Returns what fails, in a line."""
+    """Describes a failure in one line."""
     return brief_error(failure) if isinstance(failure, Exception) else str(failure)
 
 

@@ -44,7 +44,7 @@ class Weights(nn.Module):
         self.cases = cases
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Returns the result of each case."""
+        """Computes each case."""
         return [case(self, x) for case in self.cases.values()]
 
 
@@ -90,7 +90,7 @@ class Pair:
 
     @classmethod
     def of(cls, cases: dict[str, Case]) -> "Pair":
-        """Returns a module with some cases."""
+        """Makes a module with these cases, and its copy in float64."""
         module = Weights(cases).eval()
         return cls(module, copy.deepcopy(module).double())
 

@@ -118,7 +118,7 @@ def _bitwise(op: str, of_booleans: str) -> Callable[[Operand, Operand], Value]:
 
 
 def truth(x: Operand) -> Operand:
-    """Returns whether something is not zero."""
+    """Converts an operand to a boolean: True where it is not zero."""
     return x.cast(torch.bool) if isinstance(x, Value) else bool(x)
 
 

@@ -134,12 +134,6 @@ class LoadedStep:
             floats = [_float(*found_) for found_ in _of(NUMBER, found)]
         except PackageError as error:
             text = f"{error}; the step was saved for calls with ({described.calls})"
-            if "the step was saved for" in str(error):  # with another value than a tensor
-                text += (
-                    ". The function's Python does not run in a loaded step, so what it makes of "
-                    "other values is unknown. Save a step that gets a tensor there, such as "
-                    "torch.tensor(0.5)"
-                )
             raise PackageError(text) from error
         return tensors, floats
 

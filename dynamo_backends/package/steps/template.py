@@ -91,7 +91,11 @@ def matched(node: Node, value: Any, where: str) -> Iterator[Found]:
         for i, inner in enumerate(content):
             yield from matched(inner, value[i], f"{where}[{i}]")
     elif type(value) is not type(content) or value != content:
-        raise PackageError(f"{where} is {_text(value)}, and the step was saved for {content!r}")
+        raise PackageError(
+            f"{where} is {_text(value)}, and the step was saved for {content!r}. The function's "
+            "Python does not run in a loaded step, so what it makes of other values is unknown. "
+            "Save a step that gets a tensor there, such as torch.tensor(0.5)"
+        )
 
 
 def _check_keys(known: Sequence[Any], value: Mapping[Any, Any], where: str) -> None:

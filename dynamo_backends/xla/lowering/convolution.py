@@ -70,13 +70,13 @@ class _Programs:
     grid: Any = None
 
     def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        """Returns the convolution."""
+        """Computes the convolution."""
         return self._on_parts(lambda x, w: programs.convolve(x, w, **self.settings), [x], w)
 
     def convolve_transposed(
         self, x: jax.Array, w: jax.Array, output_padding: Sequence[int]
     ) -> jax.Array:
-        """Returns the transposed convolution."""
+        """Computes the transposed convolution."""
 
         def run(x: jax.Array, w: jax.Array) -> jax.Array:
             return programs.convolve_transposed(

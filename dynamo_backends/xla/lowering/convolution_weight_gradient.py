@@ -54,7 +54,7 @@ def grad_weight(
 
 
 def _dense(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
-    """Returns one group, on the CPU."""
+    """Computes the gradient of the weight of one group, on the CPU."""
     if shape.pointwise:
         return _by_dot(x, dy, shape)
     if _column_bytes(shape) <= _LARGEST_IMAGE:

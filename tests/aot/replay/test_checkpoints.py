@@ -457,7 +457,7 @@ def with_contexts(block: Any, x: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("call", [maps, maps_within, maps_behind, maps_behind_nested])
-def test_transforms_beside_checkpoints(call: Any) -> None:
+def test_transforms_in_steps_with_checkpoints(call: Any) -> None:
     step = assert_equal(Case(logs(), net(call)))
     assert (step.compilations, step.eager_steps) == (1, 1)
 

@@ -365,7 +365,7 @@ CHECKED = (_one_hot, _categorical, _normal, _bernoulli, _divergence, _independen
 
 
 @pytest.mark.parametrize("loss", CHECKED, ids=lambda f: f.__name__.strip("_"))
-def test_checks_of_values_are_made_in_a_step(loss: Any) -> None:
+def test_validation_of_values_in_a_step(loss: Any) -> None:
     def loop(run: Run) -> Any:
         return lambda x, y: update(run, loss(run, run.model(x), y))
 

@@ -39,7 +39,7 @@ class FakeSegment(Segment):
         self.tensors: dict[int, Tensor] = {}
 
     def real(self, number: int) -> Tensor | None:
-        """Returns the fake tensor of a number."""
+        """Returns the fake tensor of a placeholder; None if there is none."""
         return self.tensors.get(number)
 
     def note(self, number: int, fake: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class Unpack(_RegionHook):
     """Finds what `Pack` has not saved."""
 
     def __call__(self, saved: Any) -> Tensor:
-        """Returns the tensor."""
+        """Returns the saved tensor, recomputed if the region did not keep it."""
         if isinstance(saved, Tensor):
             return saved
         tape = current_tape()

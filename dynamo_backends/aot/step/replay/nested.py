@@ -147,7 +147,7 @@ class NestedPasses:
             return self.graph_node(*find_node(tensor))
 
     def graph_node(self, number: int, name: str) -> GraphNode:
-        """Returns the node of a number."""
+        """Returns the stand-in for the autograd node of a result."""
         if number not in self._nodes:
             self._nodes[number] = graph_node(self, number, name)
         return self._nodes[number]

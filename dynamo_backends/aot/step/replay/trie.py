@@ -389,7 +389,7 @@ class Holders:
         self._held: list[int] = []
 
     def find(self) -> list[int]:
-        """Returns their numbers."""
+        """Returns the numbers of the placeholders that user code refers to."""
         trie = self._trie
         values = [v for v in self._get(trie.values) if v is not None]
         attributes = self._get(trie.attributes)  # empty where there is no placeholder

@@ -145,7 +145,7 @@ class PaddedCall:
         return self._operand(value)
 
     def __getitem__(self, name: str) -> Operand:
-        """Returns a tensor argument."""
+        """Returns the operand of a tensor argument."""
         return self._operand(self._given[name])
 
     def get(self, name: str) -> Operand | None:

@@ -14,14 +14,14 @@ from dynamo_backends.xla.lowering.reduction import widen
 
 
 def lowest(dtype: Any) -> Any:
-    """Returns what no maximum is below."""
+    """Returns the least value of a dtype, the neutral element of a maximum."""
     if dtype == jnp.bool_:
         return False
     return -math.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
 def highest(dtype: Any) -> Any:
-    """Returns what no minimum is above."""
+    """Returns the largest value of a dtype, the neutral element of a minimum."""
     if dtype == jnp.bool_:
         return True
     return math.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max

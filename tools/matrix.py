@@ -40,7 +40,7 @@ TESTS = (
     "tests/graph",
     "tests/runtime",
     "tests/training/test_gradients.py",
-    "tests/aot/replay",
+    "tests/aot/record",
     "tests/aot/test_step_crashes.py",
     "tests/aot/test_step_safety.py",
     "tests/aot/test_step_training.py",

@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.aot.step import variant
+from dynamo_backends.aot.step.program import variant
 from harness.processes import hand_back
 
 PARAMETERS = (100, 200, 400, 1000)

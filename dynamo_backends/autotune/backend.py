@@ -12,7 +12,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
 
 if TYPE_CHECKING:
-    from dynamo_backends.aot.step.programs import StepProgram
+    from dynamo_backends.aot.step.program.programs import StepProgram
 
 
 class Autotune(Backend):

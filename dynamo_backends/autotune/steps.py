@@ -19,9 +19,13 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.aot.step.backends import compile_whole, step_backend
-from dynamo_backends.aot.step.online_comparison import OnlineComparison, counting, eager_wins
-from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.backends import compile_whole, step_backend
+from dynamo_backends.aot.step.program.online_comparison import (
+    OnlineComparison,
+    counting,
+    eager_wins,
+)
+from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.flow import Choice

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import compile_step_with_inductor
-from dynamo_backends.aot.step.backends import StepBackend
-from dynamo_backends.aot.step.phases import separate
-from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.program.backends import StepBackend
+from dynamo_backends.aot.step.program.phases import separate
+from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import draw
 from dynamo_backends.inductor.decompositions import decompositions

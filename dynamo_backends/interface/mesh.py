@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dynamo_backends.aot.step.programs import StepProgram
+    from dynamo_backends.aot.step.program.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
 
 Placement = tuple[int | None, ...]

@@ -11,7 +11,7 @@ from dynamo_backends.interface.backend import Buckets, Executable
 if TYPE_CHECKING:
     from torch import fx
 
-    from dynamo_backends.aot.step.programs import StepProgram
+    from dynamo_backends.aot.step.program.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
     from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
 

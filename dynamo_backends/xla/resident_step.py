@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.roles import Role

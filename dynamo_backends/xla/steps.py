@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.interface.errors import as_compile_error

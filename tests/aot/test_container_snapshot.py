@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dynamo_backends.aot.step.container_snapshot import ContainerSnapshot
-from dynamo_backends.aot.step.inventory import Inventory
+from dynamo_backends.aot.step.state.container_snapshot import ContainerSnapshot
+from dynamo_backends.aot.step.state.inventory import Inventory
 
 
 def trained(lr: Any = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:

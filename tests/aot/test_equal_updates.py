@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.aot.step import equal_updates
+from dynamo_backends.aot.step.program import equal_updates
 
 Make = Callable[[Any], torch.optim.Optimizer]
 

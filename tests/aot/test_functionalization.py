@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.step.functionalization import Functionalization
+from dynamo_backends.aot.step.program.functionalization import Functionalization
 from dynamo_backends.graph.checker import check
 from dynamo_backends.graph.decompositions import checked_decompositions
 from dynamo_backends.graph.graph import Graph, drop_dead

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import StepCaptureError, compile_step
-from dynamo_backends.aot.step.variant import TRACING
+from dynamo_backends.aot.step.program.variant import TRACING
 from dynamo_backends.runtime import atomic as whole
 from tests import rotation
 from tests.aot import step_nets as nets

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import compile_step
-from dynamo_backends.aot.step.hyperparameters import replace
+from dynamo_backends.aot.step.state.hyperparameters import replace
 
 optim = torch.optim
 

@@ -372,7 +372,7 @@ def test_state_may_be_loaded_in_the_middle() -> None:
 
 
 def test_variants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynamo_backends.aot.step.replay import step_programs as steps
+    from dynamo_backends.aot.step.program import step_programs as steps
 
     monkeypatch.setattr(steps, "MAX_VARIANTS", 2)
 

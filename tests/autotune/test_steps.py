@@ -8,8 +8,8 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport, Step
-from dynamo_backends.aot.step.online_comparison import RUN, RUNS, STEPS, OnlineComparison
-from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.online_comparison import RUN, RUNS, STEPS, OnlineComparison
+from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
 from dynamo_backends.autotune.functional import FUNCTION
 from dynamo_backends.autotune.steps import StepEnsemble
 from dynamo_backends.inductor.steps import InductorStep

@@ -9,9 +9,9 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import dynamo_backends
-from dynamo_backends.aot.step.backends import StepBackend
-from dynamo_backends.aot.step.phases import separate
-from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.backends import StepBackend
+from dynamo_backends.aot.step.program.phases import separate
+from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.inductor import steps

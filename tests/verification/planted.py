@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dynamo_backends.aot.step.programs import StepProgram
+from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import planned_fingerprint
 from dynamo_backends.interface.backend import Bound, Executable

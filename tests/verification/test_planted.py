@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.aot.step import variant
+from dynamo_backends.aot.step.program import variant
 from dynamo_backends.interface.errors import VerificationError
 from dynamo_backends.interface.registry import get_backend
 from tests.verification.planted import FAULTS, Net, Planted, WrongStep, divide

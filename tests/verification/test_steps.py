@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import compile_step
-from dynamo_backends.aot.step import copies, variant, verified
-from dynamo_backends.aot.step.copies import Copies
+from dynamo_backends.aot.step.program import copies, variant, verified
+from dynamo_backends.aot.step.program.copies import Copies
 from tests.verification.planted import Net, WrongStep
 from tests.verification.test_planted import Step
 

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import SaveError, StepCaptureError, compile_step
 from dynamo_backends._torch_private import accumulation
-from tests.aot.replay.checks import Run, compare
-from tests.aot.replay.test_training import selects_rows, skips_by_value
+from tests.aot.record.checks import Run, compare
+from tests.aot.record.test_training import selects_rows, skips_by_value
 
 Loop = Callable[[Run], Callable[..., Any]]
 

@@ -7,6 +7,6 @@ tensors without data, `functional` takes the writes out of the graph, `backends`
 """
 
 from dynamo_backends.aot.step.api import compile_step
-from dynamo_backends.aot.step.replay.step import Step
+from dynamo_backends.aot.step.step import Step
 
 __all__ = ["Step", "compile_step"]

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dynamo_backends.aot.step.frozen import FrozenStep
 from dynamo_backends.aot.step.mesh.parallel import parallel_of
 from dynamo_backends.aot.step.mesh.replicas import (
     mesh_of_replicas,
@@ -14,9 +15,8 @@ from dynamo_backends.aot.step.mesh.replicas import (
     with_modules,
 )
 from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
-from dynamo_backends.aot.step.recording import Definition
-from dynamo_backends.aot.step.replay.frozen import FrozenStep
-from dynamo_backends.aot.step.replay.step import Step
+from dynamo_backends.aot.step.program.recording import Definition
+from dynamo_backends.aot.step.step import Step
 from dynamo_backends.interface.errors import OptionError
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.backends import StepBackend
-from dynamo_backends.aot.step.batches import BatchSpec
-from dynamo_backends.aot.step.draws import Draws
-from dynamo_backends.aot.step.inventory import Slot
-from dynamo_backends.aot.step.programs import StepProgram
-from dynamo_backends.aot.step.recording import Definition, Recording, Result
+from dynamo_backends.aot.step.program.backends import StepBackend
+from dynamo_backends.aot.step.program.draws import Draws
+from dynamo_backends.aot.step.program.programs import StepProgram
+from dynamo_backends.aot.step.program.recording import Definition, Recording, Result
+from dynamo_backends.aot.step.state.arguments import BatchSpec
+from dynamo_backends.aot.step.state.inventory import Slot
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.random import is_random

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.aot.step.scalars import CONVERSIONS
+from dynamo_backends.aot.step.program.scalars import CONVERSIONS
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.position_checks import InputCheck
 from dynamo_backends.graph.random import draw

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from dynamo_backends.aot.step.backends import StepBackend, step_backend
-from dynamo_backends.aot.step.programs import CopyingProgram, StepProgram
-from dynamo_backends.aot.step.verified import VerifiedStep
+from dynamo_backends.aot.step.program.backends import StepBackend, step_backend
+from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.availability import availability_of

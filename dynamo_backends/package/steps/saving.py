@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.aot.step.batches import is_simple
-from dynamo_backends.aot.step.cached import parts_of_step
-from dynamo_backends.aot.step.hyperparameters import group_numbers, read_number
-from dynamo_backends.aot.step.questions import asked, numbers_of
-from dynamo_backends.aot.step.recording import Result
-from dynamo_backends.aot.step.scalars import CONVERSIONS
+from dynamo_backends.aot.step.program.cached import parts_of_step
+from dynamo_backends.aot.step.program.questions import asked, numbers_of
+from dynamo_backends.aot.step.program.recording import Result
+from dynamo_backends.aot.step.program.scalars import CONVERSIONS
 from dynamo_backends.aot.step.snapshot import Snapshot
+from dynamo_backends.aot.step.state.arguments import is_simple
+from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import draw
 from dynamo_backends.graph.roles import Input, Role

@@ -13,7 +13,7 @@ import jax
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.mesh_layout import LikeBatch
+from dynamo_backends.aot.step.program.mesh_layout import LikeBatch
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.roles import WEIGHT_ROLES

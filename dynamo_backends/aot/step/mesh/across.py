@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.inventory import Inventory
 from dynamo_backends.aot.step.mesh.parallel import Parallel
+from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.interface.errors import RankError, StepCaptureError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.runtime.freezing import bits_of

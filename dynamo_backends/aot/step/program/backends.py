@@ -1,0 +1,201 @@
+"""Which backends take whole steps, and how: one row each."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dynamo_backends.aot.step.program.cached import program_of_step
+from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.planned import compile_planned
+from dynamo_backends.graph.random import dropout
+from dynamo_backends.interface import protocols
+from dynamo_backends.interface.availability import require_available
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import (
+    DynamoBackendsError,
+    OptionError,
+    RankError,
+    StepOperatorError,
+)
+from dynamo_backends.interface.mesh import Mesh, MeshLayout, MeshTarget
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.registry import get_backend, load
+
+
+@dataclass(frozen=True)
+class StepBackend:
+    """How a backend compiles steps.
+
+    Attributes:
+        name: Its name.
+        decompositions: What is decomposed while tracing.
+        compile: Makes a program of a graph with static shapes.
+        verify: Which steps are compared with eager (see `Options.verify`).
+        strict: What is wrong raises instead of being taken in eager.
+        reduced: Whether the user admits bfloat16.
+        home: The device on which what lives from step to step stays; None: torch's own.
+        target: The mesh over which steps are spread; None: they are not.
+        compile_on_mesh: Makes a program for it; None without.
+        numbers_with_tensors: See `Options.numbers_with_tensors`.
+    """
+
+    name: str
+    decompositions: Mapping[Any, Callable[..., Any]]
+    compile: Callable[[Graph], StepProgram]
+    verify: str = "first"
+    strict: bool = False
+    reduced: bool = False
+    home: str | None = None
+    target: MeshTarget | None = None
+    compile_on_mesh: Callable[[Graph, MeshLayout], StepProgram] | None = None
+    numbers_with_tensors: bool = False
+
+    @property
+    def draws_seeds(self) -> bool:
+        """Whether steps draw by themselves, from seeds that torch draws (see `seed_draws`)."""
+        return self.home is not None and self.target is None
+
+
+def step_backend(
+    name: str,
+    options: Mapping[str, Any] | None,
+    home: str | None = None,
+    mesh: Mesh | None = None,
+) -> StepBackend:
+    """Returns the way of a backend with steps.
+
+    Args:
+        name: One of torch's own that have a row in `TORCHS`, or one of `get_backend`.
+        options: Of a backend of this package.
+        home: The device that torch does not know on which tensors of the step live already.
+        mesh: Over which steps are spread.
+
+    Raises:
+        UnknownBackendError: There is no such backend.
+        BackendUnavailableError: It cannot run here.
+        OptionError: An option is wrong, or the backend has no steps on a mesh.
+        DeviceError: There are too few devices for the mesh.
+    """
+    if name in TORCHS:
+        if mesh is not None:
+            raise OptionError(f"{name} does not spread steps over a mesh; use backend='openxla'.")
+        if options:
+            raise OptionError(f"{name} is torch's own and has no options for steps, got {options}")
+        torchs: StepBackend = load(TORCHS[name])()
+        return torchs
+    backend = get_backend(name)
+    require_available(backend)
+    parsed = backend.Options.parse(dict(options or {}), name)
+    parsed.refuse_beside(f"compile_step with {name}")
+    parsed.refuse_uncaptured(f"compile_step with {name}")
+    if home is not None:
+        parsed = protocols.options_for_device(backend, parsed, home)
+    stays = (
+        protocols.resident_device(backend, parsed) if mesh is None else None
+    )  # opens the device of the options
+    rules = checked_decompositions if mesh is None and stays is None else decompositions
+    table = rules(keep=frozenset(backend.keeps(parsed)))
+    target = None if mesh is None else _target_of(backend, parsed, mesh)
+    return StepBackend(
+        name,
+        table,
+        lambda graph: compile_whole(backend, parsed, graph),
+        verify="off" if backend.is_verified else str(parsed.verify),
+        strict=parsed.fallback == "error",
+        reduced=parsed.is_reduced,
+        home=stays if target is None else target.name,
+        target=target,
+        compile_on_mesh=None if target is None else _for_mesh(backend, parsed, target),
+        numbers_with_tensors=parsed.numbers_with_tensors,
+    )
+
+
+def _target_of(backend: Backend, options: Options, mesh: Mesh) -> MeshTarget:
+    if not isinstance(backend, protocols.SpansMesh):
+        raise OptionError(
+            f"{backend.name} does not spread steps over a mesh of devices; use backend='openxla', "
+            "or leave out mesh."
+        )
+    return backend.on_mesh(options, mesh)
+
+
+def _for_mesh(
+    backend: Backend, options: Options, target: MeshTarget
+) -> Callable[[Graph, MeshLayout], StepProgram]:
+    def make(graph: Graph, layout: MeshLayout) -> StepProgram:
+        plan = backend.plan(graph, options)
+        _check_whole(backend, graph, plan)
+        compile_copy = lambda copy: target.compile_step(copy, layout)  # noqa: E731
+        with _as_capture_error(backend):
+            return compile_planned(backend, options, plan, graph, compile_copy)
+
+    return make
+
+
+def _eager() -> StepBackend:
+    def compile_graph(graph: Graph) -> StepProgram:
+        module = graph.copy().module
+        # Kernels may give other strides than torch's traces of them say.
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            node.target = torch.ops.aten.reshape.default
+        module.recompile()
+        return CopyingProgram(graph, lambda inputs: module.forward(*inputs))
+
+    # Masks are drawn before the graph runs, and a checkpoint has its own again.
+    table = {torch.ops.aten.native_dropout.default: dropout}
+    return StepBackend("aot_eager", table, compile_graph, verify="off")
+
+
+TORCHS: dict[str, str] = {
+    "eager": f"{__name__}:_eager",
+    "aot_eager": f"{__name__}:_eager",
+    "inductor": "dynamo_backends.inductor.steps:step_backend",
+}
+"""Torch's own backends, and where their ways are; modules are loaded when they are asked for."""
+
+
+def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgram:
+    """Compiles the graph of a step by a backend of this package, all of it or nothing.
+
+    Args:
+        backend: What compiles it.
+        options: Of the backend.
+        graph: In the backend's dialect; not changed.
+
+    Raises:
+        StepOperatorError: The backend cannot run all of it.
+        DynamoBackendsError: It can run none of it, and the user has to change something.
+    """
+    backend.prepare(graph, options)
+    plan = backend.plan(graph, options)
+    _check_whole(backend, graph, plan)
+    with _as_capture_error(backend):
+        return program_of_step(backend, options, plan, graph)
+
+
+@contextlib.contextmanager
+def _as_capture_error(backend: Backend) -> Iterator[None]:
+    try:
+        yield
+    except RankError:
+        raise
+    except DynamoBackendsError as error:
+        raise StepOperatorError(f"{backend.name} cannot compile the step: {error}") from error
+
+
+def _check_whole(backend: Backend, graph: Graph, plan: Plan) -> None:
+    for node in graph.calls:
+        if node.name in plan.eager:
+            where = source_line(node)
+            raise StepOperatorError(
+                f"{backend.name} cannot run {node.target} in a step: {plan.eager[node.name]}"
+                + (f" (called at {where})" if where else "")
+                + '. Use another backend ("inductor", "aot_eager"), or pass fallback="split" to '
+                "run such operators in eager between compiled parts."
+            )

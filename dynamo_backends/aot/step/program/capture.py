@@ -1,0 +1,290 @@
+"""Traces the calls of a record on fake tensors: forward, backward and update as one graph."""
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private import FakeTensorMode
+from dynamo_backends.aot.step.program.gradients import Gradients, SlotGradients, is_leaf
+from dynamo_backends.aot.step.program.loss_scaling import LossScaling
+from dynamo_backends.aot.step.program.optimizer_calls import OptimizerCalls
+from dynamo_backends.aot.step.program.optimizer_state import refusing_new_state
+from dynamo_backends.aot.step.program.optimizers import traced_settings
+from dynamo_backends.aot.step.program.provenance import Provenance
+from dynamo_backends.aot.step.program.recording import (
+    WHAT_TO_DO,
+    Calls,
+    Definition,
+    Recording,
+    Result,
+    numbers_of,
+)
+from dynamo_backends.aot.step.program.scalars import Scalars
+from dynamo_backends.aot.step.program.sent_numbers import CPU
+from dynamo_backends.aot.step.program.substitution import Substitution
+from dynamo_backends.aot.step.record.abstract import fake_of
+from dynamo_backends.aot.step.source_lines import line_of
+from dynamo_backends.aot.step.state.aliases import Aliases, Key
+from dynamo_backends.aot.step.state.arguments import first_of_each, shared_memory
+from dynamo_backends.aot.step.state.hyperparameters import group_constants
+from dynamo_backends.aot.step.state.inventory import Inventory
+from dynamo_backends.graph.layouts import empty_as
+from dynamo_backends.graph.roles import Role
+from dynamo_backends.interface.errors import StepCaptureError, text_of
+from dynamo_backends.verify.dtypes import is_dtype_error, refuse_mixed_dtypes
+
+
+def record(
+    calls: Calls,
+    definition: Definition,
+    inventory: Inventory,
+    batch: Sequence[Tensor],
+    numbers_on: torch.device = CPU,
+) -> Recording:
+    """Traces the calls of a record.
+
+    Args:
+        calls: To be traced.
+        definition: Of the step.
+        inventory: What lives on.
+        batch: The tensors that the calls are given besides.
+        numbers_on: The device of the tensor of all numbers.
+
+    Raises:
+        RuntimeError: Eager's, where an operator refuses the dtypes of its arguments.
+        StepCaptureError: It cannot be one graph.
+    """
+    try:
+        return _Recorder(calls, definition, inventory, batch, numbers_on).record()
+    except StepCaptureError:
+        raise
+    except Exception as error:
+        if is_dtype_error(error):
+            raise
+        raise StepCaptureError(
+            f"the step cannot be captured as one graph: {type(error).__name__}: {text_of(error)} "
+            f"(at {line_of(error)}). {WHAT_TO_DO}"
+        ) from error
+
+
+class _Recorder:
+    def __init__(
+        self,
+        calls: Calls,
+        definition: Definition,
+        inventory: Inventory,
+        batch: Sequence[Tensor],
+        numbers_on: torch.device,
+    ):
+        self._calls = calls
+        self._numbers_on = numbers_on
+        self._optimizers = definition.optimizers
+        self._inventory = inventory
+        self._batch = batch
+        self._mode = FakeTensorMode()
+        optimizers, tensors = definition.optimizers, inventory.tensors
+        settings = (i for i, slot in enumerate(inventory.slots) if slot.is_setting)
+        self._living = tuple(i for i in settings if tensors[i].ndim == 0)
+        numbers = [*numbers_of(optimizers), *calls.numbers]
+        self._scalars = Scalars(numbers, [tensors[i].item() for i in self._living])
+        self._scaling = LossScaling(optimizers)
+        self._substitution = Substitution(self._mode, self._scalars, self._scaling)
+        self._updates = OptimizerCalls(definition, self._substitution)
+        self._gradients = SlotGradients(inventory, self._updates)
+        in_batch = dict(enumerate(batch))
+        self._first = first_of_each(in_batch, in_batch)
+        self._overlapping = set(itertools.chain.from_iterable(shared_memory(batch)))
+        self._batch_gradients = Gradients(
+            {i: x for i, x in in_batch.items() if is_leaf(x) and self._first[i] == i}
+        )
+        self._aliases = _aliases(inventory, self._gradients)
+        self._outputs: list[Tensor] = []
+
+    def record(self) -> Recording:
+        inputs = list(self._inputs())
+        constants = group_constants(self._optimizers)
+        with refusing_new_state(self._optimizers), private.tracing_a_step(self._mode):
+            module = private.make_fx(self._trace, None)(*(fake for fake, _, _ in inputs))
+        undeclared = self._substitution.undeclared
+        if undeclared:
+            raise StepCaptureError(
+                f"the step uses {len(undeclared)} tensors that are neither its inputs nor of its "
+                "models and optimizers, inside of an optimizer."
+            )
+        if group_constants(self._optimizers) != constants:
+            raise StepCaptureError(
+                "an optimizer changes a number in its param_groups or state that is not a tensor; "
+                "it would stay what it is in a graph. Keep it as a tensor, or pass "
+                'fallback="split".'
+            )
+        _drop_dead(module.graph)
+        refuse_mixed_dtypes(module.graph)
+        return self._recording(module, inputs)
+
+    def _recording(
+        self, module: fx.GraphModule, inputs: Sequence[tuple[Tensor, Role, str]]
+    ) -> Recording:
+        entering = list(self._gradients.entering)
+        first = 1 + len(self._inventory.slots)
+        free = self._gradients.free(
+            self._read(module.graph, first), self._substitution.gradients_read
+        )
+        used = [True] * len(inputs)
+        used[first : first + len(entering)] = [i not in free for i in entering]
+        _drop_inputs(module, used)
+        fakes, roles, names = zip(*itertools.compress(inputs, used), strict=True)
+        return Recording(
+            module,
+            fakes,
+            roles,
+            names,
+            gradient_slots=tuple(i for i in entering if i not in free),
+            leaves=self._gradients.slots,
+            free=free,
+            cleared=self._gradients.cleared(),
+            answers=tuple(self._scalars.answers.values()),
+            living=self._living,
+            batch_with_gradient=tuple(self._batch_gradients.entering),
+            aliases=self._aliases,
+            **self._left,
+        )
+
+    def _read(self, graph: fx.Graph, first: int) -> set[int]:
+        """Returns the slots whose gradients at the start the graph reads."""
+        places = graph.find_nodes(op="placeholder")[first:]
+        entering = zip(self._gradients.entering, places, strict=False)
+        read = {i for i, place in entering if place.users}
+        return read | {i for i, is_gradient in self._aliases.views if is_gradient}
+
+    def _inputs(self) -> Iterator[tuple[Tensor, Role, str]]:
+        """For each input of the graph a fake tensor, its role and its name."""
+        with self._mode:
+            count = len(self._scalars.values)
+            numbers = torch.empty(count, dtype=torch.float64, device=self._numbers_on)
+        yield numbers, Role.HYPERPARAMETERS, "numbers"
+        slots = self._inventory.slots
+        for i, (slot, tensor) in enumerate(zip(slots, self._inventory.tensors, strict=True)):
+            yield self._fake_of((i, False), tensor), slot.role, slot.name
+        for i, gradient in self._gradients.entering.items():
+            yield self._fake_of((i, True), gradient), Role.GRADIENT, f"{slots[i].name}.grad"
+        for i, x in enumerate(self._batch):
+            fake = self._fake_apart(x) if i in self._overlapping else self._fake(x)
+            yield fake, Role.ACTIVATION, f"batch[{i}]"
+        for i, gradient in self._batch_gradients.entering.items():
+            yield self._fake(gradient), Role.ACTIVATION, f"batch[{i}].grad"
+        for base, name in zip(self._aliases.bases, self._aliases.names, strict=True):
+            yield self._fake(base), Role.BUFFER, name
+
+    def _fake(self, tensor: Tensor) -> Tensor:
+        return fake_of(self._mode, tensor)
+
+    def _fake_of(self, key: Key, tensor: Tensor) -> Tensor:
+        """For what shares memory: a tensor that shares none, which nobody reads."""
+        return self._fake(tensor) if key not in self._aliases.views else self._fake_apart(tensor)
+
+    def _fake_apart(self, tensor: Tensor) -> Tensor:
+        """For what shares memory: a tensor that shares none."""
+        with self._mode:
+            fake = empty_as(tensor)
+        return fake.requires_grad_(tensor.requires_grad)
+
+    def _view(self, key: Key, placeholder: Tensor, bases: Sequence[Tensor]) -> Tensor:
+        view = self._aliases.views.get(key)
+        if view is None:
+            return placeholder
+        return view.of(bases[view.base]).requires_grad_(placeholder.requires_grad)
+
+    def _trace(self, *flat: Tensor) -> Any:
+        count = len(flat) - len(self._aliases.bases)
+        remaining, bases = iter(flat[:count]), flat[count:]
+        scalars = self._stand_ins(next(remaining))
+        self._stand_in_for_slots(remaining, bases)
+        of_calls = len(scalars) - len(self._calls.numbers)
+        batch = self._stand_in_for_batch(remaining)
+        settings = traced_settings(self._optimizers, scalars[:of_calls])
+        transforms = private.transforms_given(self._substitution.fake)
+        with settings, self._calls.set_up(scalars[of_calls:]):
+            tracing = (self._scaling, transforms, self._substitution, Provenance(), self._updates)
+            with contextlib.ExitStack() as stack:
+                for each in tracing:
+                    stack.enter_context(each)
+                results = self._calls(*batch)
+            self._left = self._left_by(results)
+        return self._outputs
+
+    def _stand_ins(self, numbers: Tensor) -> list[Any]:
+        """Returns tensors that stand in for numbers: of the optimizers, then of the calls."""
+        scalars = [numbers[i] for i in range(len(self._scalars.values))]
+        first = len(scalars) - len(self._calls.numbers)
+        for i, number in enumerate(self._calls.numbers, first):
+            scalars[i] = scalars[i].long() if isinstance(number, int) else scalars[i]
+        return [self._scalars.add(scalar, i) for i, scalar in enumerate(scalars)]
+
+    def _stand_in_for_slots(self, remaining: Iterator[Tensor], bases: Sequence[Tensor]) -> None:
+        tensors = self._inventory.tensors
+        fakes = [self._view((i, False), next(remaining), bases) for i in range(len(tensors))]
+        for real, fake in zip(tensors, fakes, strict=True):
+            self._substitution.add(real, fake)
+        for number, i in enumerate(self._living):
+            self._scalars.add_living(fakes[i], number)
+        entering = {
+            i: self._view((i, True), next(remaining), bases) for i in self._gradients.entering
+        }
+        self._gradients.attach(fakes, entering)
+
+    def _stand_in_for_batch(self, remaining: Iterator[Tensor]) -> list[Tensor]:
+        fakes = [next(remaining) for _ in self._batch]
+        batch = [fakes[first] for first in self._first]
+        entering = {i: next(remaining) for i in self._batch_gradients.entering}
+        self._batch_gradients.attach(batch, entering)
+        return batch
+
+    def _left_by(self, results: Sequence[Any]) -> dict[str, Any]:
+        """Returns results and gradients, by the names that a recording has for them."""
+        self._slots = {id(t): i for i, t in enumerate(self._inventory.tensors)}
+        return {
+            "results": tuple(map(self._result_of, results)),
+            "gradients": self._outputs_of(self._gradients),
+            "batch_gradients": self._outputs_of(self._batch_gradients),
+        }
+
+    def _outputs_of(self, gradients: Gradients) -> tuple[tuple[int, int], ...]:
+        return tuple((self._output(gradient), i) for i, gradient in gradients.left())
+
+    def _result_of(self, leaf: Any) -> Result:
+        term = self._scalars.number(leaf)
+        if term is not None:
+            return Result("term", term)
+        if id(leaf) in self._slots:
+            return Result("slot", self._slots[id(leaf)])
+        return Result("output", self._output(self._substitution.fake(leaf)))
+
+    def _output(self, fake: Tensor) -> int:
+        self._outputs.append(fake.detach())
+        return len(self._outputs) - 1
+
+
+def _aliases(inventory: Inventory, gradients: Gradients) -> Aliases:
+    tensors: dict[Key, Tensor] = {(i, False): t for i, t in enumerate(inventory.tensors)}
+    tensors |= {(i, True): gradient for i, gradient in gradients.entering.items()}
+    return Aliases(tensors, {(i, g): inventory.slots[i].name + ".grad" * g for i, g in tensors})
+
+
+def _drop_inputs(module: fx.GraphModule, used: Sequence[bool]) -> None:
+    for place, is_used in zip(module.graph.find_nodes(op="placeholder"), used, strict=True):
+        if not is_used:
+            module.graph.erase_node(place)
+    module.recompile()
+
+
+def _drop_dead(graph: fx.Graph) -> None:
+    """Erases what nobody reads, and marks of the profiler."""
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and "profiler" in str(node.target) and not node.users:
+            graph.erase_node(node)
+    graph.eliminate_dead_code()

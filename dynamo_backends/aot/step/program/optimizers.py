@@ -1,0 +1,115 @@
+"""Optimizers while a step is captured: their state exists, and their numbers are tensors."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.aot.step.state.hyperparameters import group_numbers, group_structure, replace
+from dynamo_backends.interface.errors import StepCaptureError
+
+# Their formulas for capturable=True have no `if` on a tensor, as the others have.
+_BRANCHING = ("RAdam", "ASGD", "Rprop")
+
+# One call per tensor: lists would hide what belongs together.
+_ONE_BY_ONE = {"foreach": False, "fused": None}
+
+
+def has_formulas_for_graphs(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is captured with `capturable=True`, which torch allows on CPUs if it compiles."""
+    return type(optimizer).__name__ in _BRANCHING
+
+
+def create_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Makes the state that an optimizer has before its first step.
+
+    Returns:
+        Whether all state is there now. If not, only a first step in eager makes it.
+    """
+    missing = [
+        p for g in optimizer.param_groups for p in g["params"]
+        if p.requires_grad and not optimizer.state.get(p)
+    ]  # fmt: skip
+    if not missing:
+        return True
+    if type(optimizer) is torch.optim.SGD:
+        return _create_momentum(optimizer)
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return False
+    init_group: Any = getattr(optimizer, "_init_group", None)
+    if init_group is None or isinstance(optimizer, torch.optim.LBFGS):
+        return False
+    with _temporary_gradients(missing):
+        for group in optimizer.param_groups:
+            init_group(group, *([] for _ in range(_lists(init_group))))
+    return True
+
+
+def _create_momentum(optimizer: torch.optim.SGD) -> bool:
+    """Zeros are what the first step starts from, unless dampening tells it from later ones."""
+    groups = [g for g in optimizer.param_groups if g["momentum"] != 0]
+    if any(g["dampening"] != 0 for g in groups):
+        return False
+    for group in groups:
+        for p in group["params"]:
+            if p.requires_grad and optimizer.state[p].get("momentum_buffer") is None:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
+    return True
+
+
+def _lists(init_group: Callable[..., Any]) -> int:
+    """Returns how many lists a method `_init_group(group, ...)` fills."""
+    return len(inspect.signature(init_group).parameters) - 1
+
+
+@contextlib.contextmanager
+def _temporary_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
+    before = [p.grad for p in parameters]
+    try:
+        for p in parameters:
+            p.grad = torch.zeros_like(p)
+        yield
+    finally:
+        for p, grad in zip(parameters, before, strict=True):
+            p.grad = grad
+
+
+@contextlib.contextmanager
+def traced_settings(
+    optimizers: Sequence[torch.optim.Optimizer], numbers: Sequence[Tensor]
+) -> Iterator[None]:
+    """Inside: the numbers of `group_numbers` are these tensors, and updates go one by one."""
+    saved = [(group, dict(group)) for o in optimizers for group in o.param_groups]
+    places = list(group_numbers(optimizers))
+    structure = list(group_structure(optimizers))
+    try:
+        for (group, key, index), number in zip(places, numbers, strict=True):
+            replace(group, key, index, number)
+        for group, key, index, value in structure:
+            replace(group, key, index, value)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group.update({k: v for k, v in _ONE_BY_ONE.items() if k in group})
+                if has_formulas_for_graphs(optimizer) and "capturable" in group:
+                    group["capturable"] = True
+        given = [dict(group) for group, _ in saved]
+        yield
+        _check_unchanged([group for group, _ in saved], given)
+    finally:
+        for group, values in saved:
+            group.clear()
+            group.update(values)
+
+
+def _check_unchanged(groups: Sequence[dict[str, Any]], given: Sequence[dict[str, Any]]) -> None:
+    for i, (group, before) in enumerate(zip(groups, given, strict=True)):
+        for key in group.keys() | before.keys():
+            if group.get(key, _check_unchanged) is not before.get(key, _check_unchanged):
+                raise StepCaptureError(
+                    f"the step changes param_groups[{i}][{key!r}] of an optimizer, which would be "
+                    "done only while the step is captured. Change it (call a scheduler) outside "
+                    'of the step, keep it as a tensor and write to that, or pass fallback="split".'
+                )

@@ -1,0 +1,107 @@
+"""What is captured of a training step, and what of it is recorded."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx, nn
+
+from dynamo_backends.aot.step.mesh.parallel import Parallel
+from dynamo_backends.aot.step.program.scalars import Answer
+from dynamo_backends.aot.step.state.aliases import Aliases
+from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
+from dynamo_backends.graph.roles import Role
+
+WHAT_TO_DO = 'Pass fallback="split" to run what cannot be compiled in eager.'
+
+
+@dataclass(frozen=True)
+class Definition:
+    """What is to be captured.
+
+    Attributes:
+        function: The user's step function.
+        models: Whose parameters and buffers it uses.
+        optimizers: That it steps.
+        accumulate: In how many parts it takes a batch.
+        parallel: How it is spread over a mesh; None: it is not.
+    """
+
+    function: Callable[..., Any]
+    models: tuple[nn.Module, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    accumulate: int = 1
+    parallel: Parallel | None = None
+
+
+class Calls(Protocol):
+    """The calls of a step, as a function that a trace can follow: it has no branches."""
+
+    @property
+    def numbers(self) -> Sequence[Any]:
+        """Reads the numbers in Python that are inputs, besides those of optimizers."""
+
+    def set_up(self, stand_ins: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Inside: tensors stand in for these numbers."""
+
+    def __call__(self, *tensors: Any) -> Sequence[Any]:
+        """Makes the calls, and returns their results."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The origin of one result.
+
+    Attributes:
+        kind: "output" of the graph, "slot" (a tensor that lives on), "term" or "constant".
+        value: Position of the output or slot, the term, or the constant.
+    """
+
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step as a graph that still writes to its inputs.
+
+    Attributes:
+        module: The graph. Inputs: numbers, slots, gradients, batch.
+        fakes: One per input.
+        roles: One per input.
+        names: One per input.
+        results: One per tensor that the calls return.
+        gradient_slots: Slots whose gradients at the start are inputs.
+        leaves: Slots that may have gradients.
+        gradients: Output and slot of each gradient that is left when the step ends.
+        batch_gradients: The same for tensors of the batch: output and position.
+        free: Slots whose gradients at the start do not matter.
+        cleared: Slots whose gradient the step takes away.
+        answers: What an optimizer was told about numbers.
+        living: Slots whose values the terms of these answers have after the numbers.
+        batch_with_gradient: Positions of tensors of the batch whose gradients are inputs.
+        aliases: Memory that several slots share; it is the last inputs.
+    """
+
+    module: fx.GraphModule
+    fakes: tuple[Tensor, ...]
+    roles: tuple[Role, ...]
+    names: tuple[str, ...]
+    results: tuple[Result, ...]
+    gradient_slots: tuple[int, ...]
+    leaves: tuple[int, ...]
+    gradients: tuple[tuple[int, int], ...]
+    batch_gradients: tuple[tuple[int, int], ...]
+    free: frozenset[int]
+    cleared: tuple[int, ...]
+    answers: tuple[Answer, ...]
+    living: tuple[int, ...]
+    batch_with_gradient: tuple[int, ...]
+    aliases: Aliases
+
+
+def numbers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """Returns the numbers of optimizers that are inputs."""
+    return [read_number(place) for place in group_numbers(optimizers)]

@@ -1,0 +1,378 @@
+"""While a step is captured, its tensors stand in for the real ones, wherever code reads them.
+
+Modules, optimizers and closures keep their own tensors; a torch function mode hands the tensors of
+the trace to every call instead. So nothing of the user's has to be changed and put back.
+"""
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from dynamo_backends._torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    compiling,
+    disable_current_modes,
+    graph_being_traced,
+    mark_backward_pass,
+    run_backward_under_modes,
+    storage_id,
+    unwrapped,
+)
+from dynamo_backends.aot.step.program import rewrites
+from dynamo_backends.aot.step.program.equal_updates import equal_updates
+from dynamo_backends.aot.step.program.formulas import formula_of
+from dynamo_backends.aot.step.program.loss_scaling import LossScaling
+from dynamo_backends.aot.step.program.optimizers import has_formulas_for_graphs
+from dynamo_backends.aot.step.program.promotion import Rank
+from dynamo_backends.aot.step.program.scalars import Scalars, as_item
+from dynamo_backends.aot.step.record.abstract import fake_of
+from dynamo_backends.aot.step.source_lines import name_of, user_line
+from dynamo_backends.interface.errors import StepCaptureError
+
+_T = torch.Tensor
+_SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
+_GET_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__
+_SET_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"].__set__
+
+# What makes a Python value of a tensor, and the function that does so for a number's tensor.
+_ASKS: dict[Callable[..., Any], Callable[[Any], Any]] = {
+    _T.__bool__: bool, _T.item: as_item, _T.__float__: float, _T.__int__: int,
+    _T.__index__: int, _T.tolist: as_item,
+}  # fmt: skip
+
+
+class Substitution(TorchFunctionMode):
+    """Replaces real tensors by those of a trace.
+
+    Args:
+        mode: The fake mode of the trace.
+        scalars: The numbers that are inputs.
+        scaling: What scalers of losses do.
+
+    Attributes:
+        undeclared: Real tensors that nobody announced, in the order in which they were met.
+        gradients_read: Ids of tensors of the trace whose gradients were asked for.
+        in_optimizer: An optimizer's step is running: numbers that it reads stay tensors.
+    """
+
+    def __init__(self, mode: FakeTensorMode, scalars: Scalars, scaling: LossScaling):
+        super().__init__()
+        self._mode = mode
+        self._scalars = scalars
+        self._fakes: dict[int, Tensor] = {}
+        self._reals: dict[int, Tensor] = {}
+        self._passes = itertools.count()
+        self._scaling = scaling
+        self.undeclared: list[Tensor] = []
+        self.gradients_read: set[int] = set()
+        self.in_optimizer = False
+        self._reads_state = False
+
+    def add(self, real: Tensor, fake: Tensor) -> None:
+        """From now on `fake` stands in for `real`."""
+        self._fakes[id(real)] = fake
+        self._reals[id(fake)] = real
+
+    def fake(self, real: Tensor) -> Tensor:
+        """Returns what stands in for a tensor: itself if it is one of the trace."""
+        if isinstance(real, FakeTensor) or isinstance(unwrapped(real), FakeTensor):
+            return real
+        fake = self._fakes.get(id(real))
+        if fake is None:
+            self.undeclared.append(real)
+            fake = fake_of(self._mode, real)
+            self.add(real, fake)
+        return fake
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Executes a call on the tensors of the trace."""
+        if kwargs and kwargs.get("generator") is not None:
+            _refuse_generator(func)
+        args, kwargs = pytree.tree_map_only(Tensor, self.fake, (args, kwargs or {}))
+        if func is _T.backward:
+            return self._backward(*args, **kwargs)
+        if func is torch.autograd.backward:
+            return self._run_backward(*args, **kwargs)
+        if func == _GET_GRADIENT:
+            self.gradients_read.add(id(args[0]))
+        if getattr(func, "__name__", "") == "__set__" or func is _T.requires_grad_:
+            return self._set(func, *args, **kwargs)
+        result = self._call(func, args, kwargs)
+        return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
+
+    @contextlib.contextmanager
+    def clearing(self) -> Iterator[None]:
+        """Inside: gradients are thrown away, whether there are any or not."""
+        before = set(self.gradients_read)
+        try:
+            yield
+        finally:
+            self.gradients_read = before
+
+    @contextlib.contextmanager
+    def optimizer_step(
+        self, optimizer: torch.optim.Optimizer
+    ) -> Iterator[Callable[..., Any] | None]:
+        """Inside: an optimizer's step runs, or what is yielded in its place."""
+        formula = formula_of(optimizer)
+        self.in_optimizer = True
+        self._reads_state = has_formulas_for_graphs(optimizer)
+        try:
+            with (
+                compiling(self._reads_state),
+                self._scaling.around_step(self._all),
+                equal_updates(optimizer, self.fake, self._scalars.forget),
+            ):
+                yield functools.partial(formula, optimizer) if formula is not None else None
+        finally:
+            self.in_optimizer = self._reads_state = False
+
+    def _all(self) -> list[Tensor]:
+        """Returns all tensors of the trace that stand in for others."""
+        return list(self._fakes.values())
+
+    def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scalars = self._scalars
+        written = list(rewrites.written(func, args, kwargs))
+        for target in written:
+            scalars.forget(target)
+        result = self._scaling.handle(func, args)
+        if result is not NotImplemented:
+            return result
+        if func in _ASKS:
+            return self._ask(func, args, kwargs)
+        on_lists = rewrites.on_lists(func, self._call)
+        if on_lists is not None:
+            return on_lists(*args, **kwargs)
+        if func in rewrites.WITH_NUMBERS and any(map(self._is_number, pytree.tree_leaves(args))):
+            return rewrites.WITH_NUMBERS[func](*args, **kwargs)
+        if self._reads_state:
+            args, kwargs = self._state_as_numbers(written, args, kwargs)
+        for key in rewrites.NUMBERS & kwargs.keys():
+            kwargs[key] = self._read_number(kwargs[key])
+        aligned = scalars.align(_tensors(args, kwargs))
+        if aligned:
+            args, kwargs = pytree.tree_map_only(
+                Tensor, lambda t: aligned.get(id(t), t), (args, kwargs)
+            )
+        tensors = _tensors(args, kwargs)
+        others = [x for x in tensors if not self._is_number(x)]
+        has_numbers = len(others) < len(tensors) and not self.in_optimizer
+        scalars.check_division(func, args)
+        compute = self._with_numbers if has_numbers else self._with_tensors
+        return scalars.note(compute(func, args, kwargs), tensors)
+
+    def _with_tensors(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        scalars = self._scalars
+        if func in rewrites.SUBTRACTIONS and any(map(self._is_number, args)):
+            args = tuple(int(a) if isinstance(a, bool) else a for a in args)
+        if func in rewrites.NEW_INSTEAD and self._is_number(args[0]):
+            func = rewrites.NEW_INSTEAD[func]
+        if scalars.are_all(_tensors(args, kwargs)):
+            # Numbers keep their precision until they meet a tensor.
+            if func is _T.to and scalars.number(args[0]):
+                return args[0]
+            return scalars.apply(rewrites.OF_NUMBERS.get(func, func), args, kwargs)
+        if func in rewrites.WITH_TENSORS and rewrites.has_tensor_number(kwargs):
+            return rewrites.WITH_TENSORS[func](*args, **kwargs)
+        if func in rewrites.POSITIONAL and any(map(self._is_number, (*args[1:], *kwargs.values()))):
+            args, kwargs = self._in_dtype_of(args[0], args, kwargs)
+            return rewrites.POSITIONAL[func](*args, **kwargs)
+        return rewrites.IN_OTHER_WORDS.get(func, func)(*args, **kwargs)
+
+    def _with_numbers(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A call with numbers among its arguments; it gets their values if it takes no tensors."""
+        with contextlib.suppress(_NotTaken), undone_if_it_fails():
+            return self._with_tensors(func, args, kwargs)
+        args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _value(self, tensor: Tensor) -> Any:
+        term = self._scalars.number(tensor)
+        return tensor if term is None else self._scalars.ask(term, float)
+
+    def _set(self, func: Callable[..., Any], target: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """An attribute of a tensor is set; what lives on keeps its storage and its flags."""
+        lives = id(target) in self._reals
+        if lives and func == _SET_DATA:
+            return self._set_data(target, args[0])
+        is_flag = func is _T.requires_grad_ or func == _SET_REQUIRES_GRAD
+        if lives and is_flag and (*args, *kwargs.values(), True)[0] != target.requires_grad:
+            raise StepCaptureError(
+                f"the step changes requires_grad of a tensor that lives on, at {user_line()}. "
+                'Change it between two steps, or pass fallback="split".'
+            )
+        result = func(target, *args, **kwargs)
+        return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
+
+    def _set_data(self, target: Tensor, value: Tensor) -> None:
+        """`p.data = value` as a copy into what `p` has: nobody else has that memory."""
+        is_like = value.shape == target.shape and value.dtype is target.dtype
+        shared = storage_id(value)
+        others = (storage_id(t) for t in self._fakes.values())
+        if not is_like or (shared != storage_id(target) and shared in others):
+            raise StepCaptureError(
+                f"the step binds the data of a tensor to {value.dtype}{list(value.shape)} "
+                f"(it was {target.dtype}{list(target.shape)}), or to another tensor's memory, at "
+                f"{user_line()}. Copy the values (p.data.copy_(...)), do it between two steps, or "
+                'pass fallback="split".'
+            )
+        if value is not target:
+            target.data.copy_(value.detach())
+
+    def _ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        scalars, value = self._scalars, args[0]
+        term = scalars.term(value)
+        if self.in_optimizer and func is _T.item and value.is_floating_point():
+            return scalars.as_number(value)
+        if term is not None and (func is _T.__bool__ or scalars.number(value)):
+            return scalars.ask(term, _ASKS[func])
+        return self._read(func, args, kwargs)
+
+    def _state_as_numbers(
+        self, written: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """For formulas that calculate with 0-d state where those of eager read a number out of it.
+
+        Args:
+            written: What stays as it is.
+            args: Of a call.
+            kwargs: Likewise.
+        """
+        kept = {id(t) for t in written}
+
+        def read(t: Tensor) -> Tensor:
+            is_state = id(t) in self._reals and self._scalars.term(t) is None
+            is_read = is_state and not t.ndim and t.is_floating_point() and id(t) not in kept
+            return self._scalars.as_number(t) if is_read else t
+
+        changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+            Tensor, read, (args, kwargs)
+        )
+        return changed
+
+    def _is_number(self, value: Any) -> bool:
+        """Returns whether a value is a tensor that stands for a number."""
+        return isinstance(value, Tensor) and self._scalars.rank(value) is not Rank.TENSOR
+
+    def _in_dtype_of(
+        self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not x.is_floating_point():
+            return args, kwargs
+        changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
+            lambda a: a.to(x.dtype) if self._is_number(a) else a, (args, kwargs)
+        )
+        return changed
+
+    def _read_number(self, value: Any) -> Any:
+        """A hyper-parameter in the place of an argument that is a number, as torch reads it."""
+        is_term = isinstance(value, Tensor) and self._scalars.term(value) is not None
+        return self._scalars.as_number(value) if is_term else value
+
+    def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)  # constants have a value in the trace, too
+        except Exception as error:
+            raise StepCaptureError(
+                f"the step reads a value out of a tensor ({name_of(func)}) at {user_line()}. "
+                "One graph cannot decide or print in the middle of a step: return the tensor and "
+                "read it afterwards, use torch.where instead of `if`, or pass "
+                'fallback="split" to run the step in eager from there on.'
+            ) from error
+
+    def _backward(
+        self,
+        loss: Tensor,
+        gradient: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        self._run_backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
+
+    def _run_backward(
+        self,
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
+        given = grad_tensors if grad_variables is None else grad_variables
+
+        def run() -> None:
+            with self:  # for hooks, and for what a checkpoint rematerializes
+                run_backward_under_modes(tensors, given, retain_graph, create_graph, inputs)
+
+        _, nodes = nodes_of(run)
+        mark_backward_pass(nodes, next(self._passes))
+
+
+class _NotTaken(Exception):
+    """A function does not take a tensor for a number."""
+
+
+@contextlib.contextmanager
+def undone_if_it_fails() -> Iterator[None]:
+    """Inside: a call that may fail; nothing of it is left in the graph then.
+
+    Raises:
+        _NotTaken: It failed. Each function has its own kind of error if it is given a tensor.
+    """
+    graph = graph_being_traced()
+    last = next(iter(reversed(graph.nodes)))
+    with disable_current_modes(), torch._C.DisableTorchFunction():
+        state = torch.get_rng_state()
+    try:
+        yield
+    except StepCaptureError:
+        raise
+    except Exception as error:
+        for node in list(itertools.takewhile(lambda n: n is not last, reversed(graph.nodes))):
+            if node.is_impure():
+                raise  # it has written to something
+            graph.erase_node(node)
+        with disable_current_modes(), torch._C.DisableTorchFunction():
+            torch.set_rng_state(state)
+        raise _NotTaken from error
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+
+
+def nodes_of(call: Callable[[], Any]) -> tuple[Any, list[fx.Node]]:
+    """Returns what a call returns, and the nodes it leaves in the graph that is being traced."""
+    graph = graph_being_traced()
+    last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
+    result = call()
+    return result, list(itertools.takewhile(lambda n: n is not last, reversed(graph.nodes)))
+
+
+def _refuse_generator(func: Callable[..., Any]) -> None:
+    raise StepCaptureError(
+        f"the step draws from a generator of its own ({name_of(func)}) at {user_line()}. Its state "
+        "cannot be an input of one graph: draw from torch's default generator, which "
+        "torch.manual_seed makes reproducible, draw outside of the step and pass the numbers to "
+        'it, or pass fallback="split" to run the step in eager from there on.'
+    )

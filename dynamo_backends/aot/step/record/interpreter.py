@@ -1,0 +1,144 @@
+"""Runs the calls of a record: with real tensors in eager, or with those of a trace."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends._torch_private import scaling
+from dynamo_backends.aot.step.backward.tape import begin, proceed
+from dynamo_backends.aot.step.record.templates import Items, Ref, fill, refs
+from dynamo_backends.aot.step.record.trie import Entry, State
+from dynamo_backends.aot.step.source_lines import recorded_at
+from dynamo_backends.aot.step.state.hyperparameters import group_numbers, replace
+from dynamo_backends.interface.errors import StepCaptureError
+
+Numbers = dict[int, list[Any]]
+"""The numbers of optimizers, by the ids of these, as they were when each took its step."""
+
+
+@contextlib.contextmanager
+def settings(state: State) -> Iterator[None]:
+    """Inside: torch has the settings with which a call was recorded."""
+    grad, hooks, autocast = state
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(grad))
+        if hooks is not None:
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
+        for kind in ("cpu", "cuda"):
+            dtype = dict(autocast).get(kind)
+            if dtype is not None:
+                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+            elif torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextlib.contextmanager
+def group_numbers_as(
+    optimizers: Sequence[torch.optim.Optimizer], numbers: Numbers
+) -> Iterator[None]:
+    """Inside: the numbers of optimizers are those of their last step."""
+    saved = []
+    try:
+        for optimizer in optimizers:
+            if id(optimizer) not in numbers:
+                continue
+            places = list(group_numbers([optimizer]))
+            for (group, key, index), number in zip(places, numbers[id(optimizer)], strict=True):
+                now = group[key]
+                value = now if index is None else now[index]
+                if value is not number:
+                    saved.append((group, key, index, value))
+                    replace(group, key, index, number)
+        yield
+    finally:
+        for group, key, index, value in reversed(saved):
+            replace(group, key, index, value)
+
+
+def execute(
+    entries: Sequence[Entry],
+    tensors: dict[int, Any],
+    number: Callable[[int], Any],
+    outputs: Sequence[int] = (),
+    at: Callable[[Entry], None] = lambda _: None,
+) -> None:
+    """Runs the calls of a record.
+
+    Args:
+        entries: The calls.
+        tensors: Slots and inputs by their numbers; gets what is computed.
+        number: Gives numbers that are inputs.
+        outputs: What is needed in the end, besides what later calls take.
+        at: Called before each of them.
+    """
+    needed = {n for e in entries for n in (*refs(e.args), *refs(e.kwargs))}.union(outputs)
+    for entry in entries:
+        if entry.kind == "read":
+            continue
+        at(entry)
+        with settings(entry.state), recorded_at(entry.line):
+            _run(entry, tensors, number)
+        for target, value in entry.gradients.items():
+            if value in entry.made and value in needed:
+                tensors[value] = tensors[target].grad
+
+
+def _run(entry: Entry, tensors: dict[int, Any], number: Callable[[int], Any]) -> None:
+    args = fill(entry.args, tensors.__getitem__, number)
+    kwargs = fill(entry.kwargs, tensors.__getitem__, number)
+    if entry.kind == "optimizer":
+        step_without_hooks(entry.function[1], args)
+    elif entry.kind == "zero_grad":
+        entry.function[1].zero_grad(*args, **kwargs)
+    else:
+        result = entry.function(*args, **kwargs)
+        if entry.function in (begin, proceed) and result[0] != entry.result.items[0]:
+            raise StepCaptureError("the backward pass takes another order than in eager.")
+        _store(entry.result, result, tensors)
+
+
+def _store(template: Any, result: Any, tensors: dict[int, Any]) -> None:
+    if type(template) is Ref:
+        tensors[template.value] = result
+    elif type(template) is Items:
+        values = result.values() if isinstance(result, dict) else result
+        for inner, value in zip(template.items, values, strict=True):
+            _store(inner, value, tensors)
+
+
+def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection[int]) -> set[int]:
+    """Returns the tensors whose history a backward pass frees.
+
+    Args:
+        path: The calls before it.
+        roots: Where it begins.
+        history: The tensors that have one; it does not go beyond others, such as detached ones.
+    """
+    found = set(roots).intersection(history)
+    for entry in reversed(path):
+        given = {*refs(entry.args), *refs(entry.kwargs)}
+        is_written = entry.mutates and not found.isdisjoint(given)
+        if is_written or not found.isdisjoint(entry.made):
+            found |= given.intersection(history)
+    return found
+
+
+def step_without_hooks(optimizer: Any, overflows: Sequence[Tensor] = ()) -> Any:
+    """Takes an optimizer's step; its hooks are called where the step is, and recorded there.
+
+    Args:
+        optimizer: The optimizer.
+        overflows: Where one of these is not zero, the step is left out (see `GradScaler.step`).
+    """
+    names = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+    hooks = {name: vars(optimizer)[name] for name in names}
+    try:
+        vars(optimizer).update({name: OrderedDict() for name in names})
+        return scaling.step_without_overflow(optimizer, overflows)
+    finally:
+        vars(optimizer).update(hooks)

@@ -1,0 +1,431 @@
+"""What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
+
+import gc
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch
+
+from dynamo_backends._torch_private import scaling
+from dynamo_backends._torch_private.around import ENGINE
+from dynamo_backends._torch_private.checkpoints import GENERATOR, graph_task
+from dynamo_backends._torch_private.functorch import is_transforming
+from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, PYTHON_FUNCTIONS
+from dynamo_backends.aot.step.backward.checkpoints import region
+from dynamo_backends.aot.step.backward.generator_states import (
+    GeneratorState,
+    get_state,
+    use_state,
+)
+from dynamo_backends.aot.step.backward.graph_nodes import GraphNode
+from dynamo_backends.aot.step.record.active_session import (
+    active_session,
+    current_session,
+    note_collection,
+    open_transforms,
+    session_of_region,
+    set_session,
+)
+from dynamo_backends.aot.step.record.autograd_functions import apply as apply_function
+from dynamo_backends.aot.step.record.autograd_functions import why_not_followed
+from dynamo_backends.aot.step.record.interpreter import step_without_hooks
+from dynamo_backends.aot.step.record.placeholders import Placeholder
+from dynamo_backends.aot.step.record.session import Session
+from dynamo_backends.aot.step.record.transform_patches import TRANSFORM_PATCHES
+from dynamo_backends.aot.step.state.hooks import has_global_hooks
+
+_SEEDS = (
+    (torch, "manual_seed"), (torch.random, "manual_seed"), (torch, "seed"), (torch.random, "seed"),
+    (torch, "get_rng_state"), (torch.random, "get_rng_state"), (torch, "set_rng_state"),
+    (torch.random, "set_rng_state"),
+)  # fmt: skip
+
+
+class Patches:
+    """While a step is called: its optimizers' methods, and functions of torch, tell the session.
+
+    Args:
+        optimizers: Of the step.
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
+        self._is_in = False
+        self._methods = [
+            _Method(optimizer, name, make(optimizer))
+            for optimizer in optimizers
+            if is_one_entry(optimizer)
+            for name, make in (("step", _stepping), ("zero_grad", _clearing))
+        ]
+        self._fused = [o for o in optimizers if is_one_entry(o) and scaling.unscales(o)]
+
+    def enter(self, session: Session) -> None:
+        """Begins a call."""
+        self._is_in = True
+        set_session(session)
+        for method in self._methods:
+            method.install()
+        for optimizer in self._fused:
+            scaling.set_unscales(optimizer, False)
+        _FUNCTIONS.enter(self)
+
+    def exit(self) -> None:
+        """Ends it; may be called again, as after an interruption."""
+        if not self._is_in:
+            return
+        set_session(None)
+        _FUNCTIONS.exit(self)
+        for optimizer in self._fused:
+            scaling.set_unscales(optimizer, True)
+        for method in self._methods:
+            method.restore()
+        self._is_in = False
+
+
+class _Method:
+    """A method of an optimizer, and what takes its place during a call.
+
+    Args:
+        optimizer: The optimizer.
+        name: Of the method.
+        replacement: A function with an attribute `original`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, name: str, replacement: Any):
+        self._optimizer = optimizer
+        self._name = name
+        self._replacement = replacement
+        self._own = self._of_class = _MISSING
+
+    def install(self) -> None:
+        """Puts the replacement in its place, unless there is a method of the user's."""
+        attributes = vars(self._optimizer)
+        own = attributes.get(self._name, _MISSING)
+        if own is self._replacement:
+            return
+        of_class = getattr(type(self._optimizer), self._name)
+        if own is not self._own or of_class is not self._of_class:
+            if own is not _MISSING and not hasattr(own, "_wrapped_by_lr_sched"):
+                return  # the user's, whose Python runs at every call
+            original = getattr(self._optimizer, self._name)
+            vars(self._replacement).update(vars(getattr(original, "__func__", original)))
+            self._replacement.original = original
+            self._own, self._of_class = own, of_class
+        attributes[self._name] = self._replacement
+
+    def restore(self) -> None:
+        """Puts the method back, if it was replaced and is not another one by now."""
+        attributes = vars(self._optimizer)
+        if attributes.get(self._name) is not self._replacement:
+            return
+        if self._own is _MISSING:
+            del attributes[self._name]
+        else:
+            attributes[self._name] = self._own
+
+
+_MISSING: Any = object()
+
+
+def is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether a step of an optimizer is one call, and not the calls that it makes."""
+    is_torchs = type(optimizer).__module__.startswith("torch.optim")
+    return is_torchs and not isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _stepping(optimizer: Any) -> Callable[..., Any]:
+    def step(*args: Any, **kwargs: Any) -> Any:
+        original = step.original  # type: ignore[attr-defined]
+        session = active_session()
+        closure = args[0] if args else kwargs.get("closure")
+        if session is None or kwargs.keys() - {"closure"} or has_global_hooks():
+            return original(*args, **kwargs)
+        loss = None
+        for hook in optimizer._optimizer_step_pre_hooks.values():
+            hook(optimizer, args, kwargs)
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        optimizer._opt_called = True
+        session.optimizer("optimizer", optimizer, (), {}, lambda: step_without_hooks(optimizer))
+        for hook in optimizer._optimizer_step_post_hooks.values():
+            hook(optimizer, args, kwargs)
+        return loss
+
+    return step
+
+
+def _is_followed(optimizer: Any) -> bool:
+    """Returns whether a step of an optimizer is one call now, without hooks."""
+    step = vars(optimizer).get("step")
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return getattr(step, "__code__", None) is _STEP and not hooks and not has_global_hooks()
+
+
+_STEP = next(c for c in _stepping.__code__.co_consts if isinstance(c, CodeType))
+
+
+def _scaling(original: Any, name: str) -> Callable[..., Any]:
+    """A scaler reads whether gradients overflowed, and takes an optimizer's step if not."""
+
+    def take_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        session = active_session()
+        if session is None or args or kwargs or not _is_followed(optimizer):
+            return original(scaler, optimizer, state, *args, **kwargs)
+        optimizer._opt_called = True
+        overflows = tuple(state[scaling.OVERFLOWS].values())
+        run = lambda: scaling.step_without_overflow(optimizer, overflows)  # noqa: E731
+        session.optimizer("optimizer", optimizer, overflows, {}, run)
+        return None
+
+    return take_step
+
+
+def _clearing(optimizer: Any) -> Callable[..., Any]:
+    def zero_grad(*args: Any, **kwargs: Any) -> Any:
+        original = zero_grad.original  # type: ignore[attr-defined]
+        session = active_session()
+        if session is None:
+            return original(*args, **kwargs)
+        return session.optimizer(
+            "zero_grad", optimizer, args, kwargs, lambda: original(*args, **kwargs)
+        )
+
+    return zero_grad
+
+
+class _Replacements:
+    """Functions of modules and classes, and what takes their places during a call.
+
+    Args:
+        makers: For each module or class, and each name in it, what makes the replacement, from the
+            function and its name.
+    """
+
+    def __init__(self, makers: Mapping[Any, Mapping[str, Callable[[Any, str], Any]]]):
+        self._places = [(owner, name) for owner, each in makers.items() for name in each]
+        self._makers = [make for each in makers.values() for make in each.values()]
+        self._tables = [vars(owner) for owner, _ in self._places]
+        self._names = [name for _, name in self._places]
+        self._old: list[Any] = []
+        self._new: list[Any] = []
+        self._installs: list[Callable[[], None]] = []
+        self._restores: list[Callable[[], None]] = []
+
+    def _read(self) -> list[Any]:
+        return list(map(operator.getitem, self._tables, self._names))
+
+    def install(self) -> None:
+        """Puts the replacements in their places."""
+        now = self._read()
+        if now != self._old:
+            self._make_replacements(now)
+        for install in self._installs:
+            install()
+
+    def _make_replacements(self, now: list[Any]) -> None:
+        for i, new in enumerate(self._new):
+            if now[i] is new:  # an interruption has left it there
+                now[i] = self._old[i]
+        self._old = now
+        self._new = [
+            make(old, name) for make, old, name in zip(self._makers, now, self._names, strict=True)
+        ]
+        self._installs = self._writes(self._new)
+        self._restores = self._writes(self._old)
+
+    def restore(self) -> None:
+        """Puts the functions back, except for those that are others by now."""
+        now = self._read()
+        if now == self._new:
+            for restore in self._restores:
+                restore()
+            return
+        for (owner, name), function, old, new in zip(
+            self._places, now, self._old, self._new, strict=False
+        ):
+            if function is new:
+                setattr(owner, name, old)
+
+    def _writes(self, functions: list[Any]) -> list[Callable[[], None]]:
+        """Writes functions to their places: all of a module's at once."""
+        several: dict[Any, dict[str, Any]] = {}
+        for (owner, name), function in zip(self._places, functions, strict=True):
+            several.setdefault(owner, {})[name] = function
+        return [
+            partial(vars(owner).update, each)
+            if isinstance(vars(owner), dict)
+            else partial(_set_all, owner, each)
+            for owner, each in several.items()
+        ]
+
+
+def _set_all(owner: type, functions: dict[str, Any]) -> None:
+    for name, function in functions.items():
+        setattr(owner, name, function)
+
+
+class _Functions:
+    """The functions of torch that are other ones while any thread is in a step.
+
+    They are put there at each call, which takes a few microseconds, and not for as long as
+    there are steps: at all other times torch is as it was, for what traces it, too.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: set[Any] = set()
+        makers: dict[Any, dict[str, Any]] = {}
+        for owner, name in _SEEDS:
+            makers.setdefault(owner, {})[name] = _cutting
+        for places, make in TRANSFORM_PATCHES:
+            for owner, name in places:
+                makers.setdefault(owner, {})[name] = make
+        for owner in PYTHON_FUNCTIONS:
+            makers.setdefault(owner, {})["handle_torch_function"] = _handling
+        for (owner, name), make in zip(ENGINE, (_numbering, _asking, _queueing), strict=True):
+            makers.setdefault(owner, {})[name] = make
+        owner, name = GENERATOR
+        makers.setdefault(owner, {})[name] = _checkpointing
+        makers[torch.autograd.Function] = {"apply": _applying}
+        makers[scaling.GradScaler] = {scaling.TAKES_STEP: _scaling}
+        self._replacements = _Replacements(makers)
+
+    def enter(self, user: Any) -> None:
+        """One more step is being called."""
+        with self._lock:
+            self._users.add(user)
+            if len(self._users) > 1:
+                return
+            FOREACH_TYPES.append(Placeholder)
+            gc.callbacks.append(note_collection)
+            self._replacements.install()
+
+    def exit(self, user: Any) -> None:
+        """It is no more; a signal may have come before it was noted, or after."""
+        with self._lock:
+            self._users.discard(user)
+            if self._users:
+                return
+            if note_collection in gc.callbacks:
+                gc.callbacks.remove(note_collection)
+            if Placeholder in FOREACH_TYPES:
+                FOREACH_TYPES.remove(Placeholder)
+            self._replacements.restore()
+
+
+def _cutting(original: Any, name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], GeneratorState):
+            return use_state(args[0].number)
+        transforms = open_transforms()
+        if transforms is not None:
+            transforms.refuse(f"calls torch.{name} within a transform of torch.func")
+        session = active_session()
+        if session is not None:
+            state = get_state(session) if name == "get_rng_state" else None
+            if state is not None:
+                return state
+            session.cut(f"calls torch.{name}")
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _open_passes() -> Any:
+    """The backward passes that this thread is in; None: of autograd's own engine, or none."""
+    session = current_session()
+    return session.nested if session is not None and session.nested.is_open else None
+
+
+def _numbering(original: Any, name: str) -> Callable[[], int]:
+    def current_graph_task_id() -> int:
+        task: int = original()
+        passes = _open_passes() if task == -1 else None
+        return task if passes is None else int(passes.task)
+
+    return current_graph_task_id
+
+
+def _asking(original: Any, name: str) -> Callable[[Any], bool]:
+    def will_engine_execute_node(node: Any) -> bool:
+        passes = _open_passes() if graph_task() == -1 else None
+        if passes is not None:
+            return bool(passes.asks_for(node))
+        return bool(original(node.real if isinstance(node, GraphNode) else node))
+
+    return will_engine_execute_node
+
+
+def _queueing(original: Any, name: str) -> Any:
+    return _Engine(original)
+
+
+class _Engine:
+    """In the place of autograd's engine: a pass that is divided has callbacks, too.
+
+    Args:
+        original: The engine.
+    """
+
+    def __init__(self, original: Any):
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def queue_callback(self, callback: Callable[[], Any]) -> None:
+        passes = _open_passes() if graph_task() == -1 else None
+        if passes is None:
+            self._original.queue_callback(callback)
+        else:
+            passes.queue_callback(callback)
+
+
+def _checkpointing(original: Any, name: str) -> Callable[..., Any]:
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        session = session_of_region()
+        if session is None:
+            return original(*args, **kwargs)
+        return region(session, original, *args, **kwargs)
+
+    return generator
+
+
+def _handling(original: Any, name: str) -> Any:
+    """Torch's own takes the mode from the stack by a generator, for each call."""
+
+    def handle_torch_function(api: Any, relevant: Any, /, *args: Any, **kwargs: Any) -> Any:
+        session = current_session()
+        if session is None or not session.is_innermost:
+            return original(api, relevant, *args, **kwargs)
+        result = session.handle(api, args, kwargs)
+        if result is not NotImplemented:
+            return result
+        with session.aside():
+            return original(api, relevant, *args, **kwargs)
+
+    return handle_torch_function
+
+
+def _applying(original: Any, name: str) -> Any:
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        transforms = open_transforms()
+        if transforms is not None and not is_transforming():
+            return transforms.apply(cls, args, kwargs)
+        session = session_of_region()
+        if session is None:
+            return original.__get__(None, cls)(*args, **kwargs)
+        reason = why_not_followed(cls, kwargs)
+        if reason:
+            session.nested.go_eager(f"calls an autograd.Function ({cls.__name__}) {reason}")
+            return original.__get__(None, cls)(*args, **kwargs)
+        return apply_function(session, cls, args, kwargs)
+
+    return classmethod(apply)
+
+
+_FUNCTIONS = _Functions()

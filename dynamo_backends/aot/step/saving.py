@@ -1,0 +1,291 @@
+"""A step in a file: the program of its last call, with places for what it takes and returns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from dynamo_backends.aot.step.program.backends import StepBackend
+from dynamo_backends.aot.step.program.lowering import RecordProgram
+from dynamo_backends.aot.step.program.recording import Definition, Result
+from dynamo_backends.aot.step.program.scalars import Term
+from dynamo_backends.aot.step.program.verified import VerifiedStep
+from dynamo_backends.aot.step.record.placeholders import is_placeholder
+from dynamo_backends.aot.step.record.segment import Segment
+from dynamo_backends.aot.step.record.templates import Items, Number, Ref, leaves, refs
+from dynamo_backends.aot.step.record.trie import Entry
+from dynamo_backends.aot.step.snapshot import Snapshot
+from dynamo_backends.aot.step.state.arguments import flatten_batch, kind_of_leaf, shared_memory
+from dynamo_backends.aot.step.state.inventory import Inventory
+from dynamo_backends.aot.step.state.settings import OptimizerSettings
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.errors import SaveError
+
+
+class LastCall(NamedTuple):
+    """The part of a step's last call that a file needs.
+
+    Attributes:
+        segment: Its calls since the last cut.
+        before: Those of the call before, if there was one.
+        arguments: Positional and keyword arguments.
+        result: What the function returned, see `result_template`.
+        held: The results that user code referred to at the end; None: it was recorded.
+        is_followed: Whether all of it is in the record.
+    """
+
+    segment: Segment
+    before: Segment | None
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    result: Any
+    held: Sequence[int] | None
+    is_followed: bool
+
+
+ANOTHER = "the next step would be another one: {}. Take it, and save then."
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A value that a file cannot hold.
+
+    Attributes:
+        kind: The name of its class.
+    """
+
+    kind: str
+
+
+def result_template(segment: Segment, value: Any) -> Any:
+    """Returns the template of what the function returned; objects of other classes are left out.
+
+    Args:
+        segment: The calls of the step.
+        value: What was returned, before the program runs.
+    """
+    if isinstance(value, Tensor):
+        is_lost = is_placeholder(value) and value.step_value < 0  # type: ignore[attr-defined]
+        number = None if is_lost else segment.number_of(value)
+        if number is None and segment.lives_on(value):
+            number = segment.trie.slot(value)
+        return _Foreign("tensor of another origin") if number is None else Ref(number)
+    if isinstance(value, Mapping):
+        items = tuple(result_template(segment, v) for v in value.values())
+        return Items(dict, tuple(value), items)
+    if isinstance(value, list | tuple):
+        kind = list if isinstance(value, list) else tuple
+        return Items(kind, (), tuple(result_template(segment, v) for v in value))
+    if type(value) in _SCALARS:
+        return value
+    return _Foreign(type(value).__qualname__)
+
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The inputs and outputs of the program of a file.
+
+    Attributes:
+        tensors: Those of the batch, then others that the step reads: constants of the file.
+        numbers: Theirs in the trie; None for arguments that no call takes.
+        count: How many are of the batch.
+        outputs: The numbers of the results.
+    """
+
+    tensors: tuple[Tensor, ...]
+    numbers: tuple[int | None, ...]
+    count: int
+    outputs: tuple[int, ...]
+
+
+def parameters_of(call: LastCall, inventory: Inventory) -> Parameters:
+    """Returns the inputs and outputs of the program of a file.
+
+    Raises:
+        SaveError: No file holds what the call has done.
+    """
+    reason = next(_reasons(call), None)
+    if reason is not None:
+        raise SaveError(f"the step cannot be saved: {reason}.")
+    segment, trie = call.segment, call.segment.trie
+    if call.held is None and not segment.note_inputs():
+        raise SaveError(
+            "the step cannot be saved: it reads a tensor that is no argument and was made while it "
+            "ran. Pass it as an argument."
+        )
+    path = segment.node.path()
+    mentioned = {n for entry in path for n in entry.mentioned()}
+    mentioned.update(refs(call.result))
+    arguments = [x for x in flatten_batch(call.arguments)[0] if isinstance(x, Tensor)]
+    lives = set(map(id, inventory.tensors))
+    if any(id(x) in lives for x in arguments):
+        raise SaveError("the step cannot be saved: an argument is a parameter, buffer or state.")
+    if any(trie.kinds[n] == "slot" and id(trie.values[n]) not in lives for n in mentioned):
+        raise SaveError(ANOTHER.format("parameters, buffers or state are other tensors"))
+    numbers = [segment.number_of(x) for x in arguments]
+    others = [n for n in sorted(mentioned.difference(numbers)) if trie.kinds[n] == "input"]
+    for number in others:
+        _check_constant(call, number, path)
+    return Parameters(
+        (*arguments, *(trie.values[n] for n in others)),
+        (*numbers, *others),
+        len(arguments),
+        tuple(n for n in dict.fromkeys(refs(call.result)) if trie.kinds[n] != "slot"),
+    )
+
+
+def _check_constant(call: LastCall, number: int, path: Sequence[Entry]) -> None:
+    """Checks that an input that is no argument is the same tensor at each call."""
+    trie = call.segment.trie
+    line = next((e.line for e in path if number in e.mentioned()), "its end")
+    if trie.made_at:
+        raise SaveError(
+            f"the step cannot be saved: it makes tensors of data in Python, at {trie.made_at}. "
+            "Pass them as arguments."
+        )
+    is_old = call.before is not None and call.before.has_had(number, trie.values[number])
+    if not is_old or not trie.is_held(number):
+        raise SaveError(
+            f"the step cannot be saved: it reads a tensor that is no argument, at {line}, and that "
+            "may be another one at each call. Pass it as an argument."
+        )
+
+
+def _reasons(call: LastCall) -> Iterator[str]:
+    segment, trie = call.segment, call.segment.trie
+    path = segment.node.path()
+    reads = [entry.line for entry in path if entry.kind == "read"]
+    if trie.line or reads:
+        yield f"Python needs a value in the middle of it, at {trie.line or reads[0]}"
+    if trie.read_at:
+        yield f"Python reads a tensor, at {trie.read_at}"
+    if any(entry.kind == "optimizer" and entry.args.items for entry in path):
+        yield "it uses a GradScaler, whose state lives in Python"
+    for entry in path:
+        given = (*leaves(entry.args), *leaves(entry.kwargs))
+        if any(type(leaf) is Number for leaf in given):
+            yield (
+                f"it computes with a number in Python that changes, at {entry.line}. Pass it as a "
+                "tensor"
+            )
+    foreign = next((x for x in leaves(call.result) if type(x) is _Foreign), None)
+    if foreign is not None:
+        yield (
+            f"it returns a {foreign.kind}: valid are tensors and numbers in lists, tuples and dicts"
+        )
+    yield from _left_behind(call, path)
+    tensors = [x for x in flatten_batch(call.arguments)[0] if isinstance(x, Tensor)]
+    if shared_memory(tensors):
+        yield "arguments of it share memory"
+
+
+def _left_behind(call: LastCall, path: Sequence[Entry]) -> Iterator[str]:
+    """Reasons by tensors that Python refers to after the call, besides what was returned."""
+    held = call.segment.alive() if call.held is None else call.held
+    for number in set(held).difference(refs(call.result)):
+        line = next((e.line for e in path if number in e.made), "an unknown line")
+        yield f"it leaves a tensor in Python, which was computed at {line}. Return it instead"
+
+
+def _results(
+    program: RecordProgram, call: LastCall, inventory: Inventory
+) -> tuple[tuple[Result, ...], Any]:
+    """Returns the origins of the leaves of a result, and how these are put together."""
+    segment = call.segment
+    trie = program.trie
+    slots = {id(t): i for i, t in enumerate(inventory.tensors)}
+
+    numbers = program.numbers_of_optimizers(segment)
+
+    def place(number: int) -> Result:
+        if trie.kinds[number] == "slot":
+            return Result("slot", slots[id(trie.values[number])])
+        return program.variant.recording.results[program.outputs.index(number)]
+
+    flat, spec = pytree.tree_flatten(_filled(call.result, place))
+    return tuple(x if isinstance(x, Result) else _result(x, numbers) for x in flat), spec
+
+
+def _result(value: Any, numbers: Sequence[Any]) -> Result:
+    """Returns a constant, or a number of an optimizer, such as the learning rate."""
+    index = next((i for i, x in enumerate(numbers) if x is value), None)
+    if index is None or type(value) is not float:
+        return Result("constant", value)
+    return Result("term", Term(None, index=index))
+
+
+def _filled(template: Any, place: Any) -> Any:
+    if type(template) is Ref:
+        return place(template.value)
+    if type(template) is not Items:
+        return template
+    items = [_filled(item, place) for item in template.items]
+    if template.kind is dict:
+        return dict(zip(template.keys, items, strict=True))
+    return template.kind(items)
+
+
+def _kinds_of_arguments(call: LastCall) -> tuple[Any, list[Any]]:
+    """Describes the structure of the arguments and each leaf; floats are constants."""
+    batch, spec = flatten_batch(call.arguments)
+    return spec, [(float, x) if isinstance(x, float) else kind_of_leaf(x) for x in batch]
+
+
+def program_snapshot(
+    program: RecordProgram,
+    call: LastCall,
+    parameters: Parameters,
+    definition: Definition,
+    backend: StepBackend,
+    options: Mapping[str, Any],
+    inventory: Inventory,
+) -> Snapshot:
+    """Returns a program with all that a file has besides.
+
+    Args:
+        program: Has the parameters.
+        call: The last one.
+        parameters: See `parameters_of`.
+        definition: Of the step.
+        backend: Of the step.
+        options: Of the backend.
+        inventory: What lives on.
+
+    Raises:
+        SaveError: No file can hold it.
+    """
+    variant = program.variant
+    compiled = variant.program
+    spec, kinds = _kinds_of_arguments(call)
+    snapshot = Snapshot(
+        definition, backend, dict(options), variant.graph,
+        compiled.compiled if isinstance(compiled, VerifiedStep) else compiled,
+        variant.recording, *_results(program, call, inventory), variant.slots, inventory.tensors,
+        (*parameters.tensors[parameters.count :], *variant.constants), variant.draws, spec, kinds,
+        variant.checks,
+    )  # fmt: skip
+    _check_constants(variant.graph, parameters, variant.recording.names)
+    snapshot.check()
+    return snapshot
+
+
+def _check_constants(graph: Graph, parameters: Parameters, names: Sequence[str]) -> None:
+    """Checks that a program writes to no tensor that is a constant of its file."""
+    written = {f"batch[{i}]" for i in range(parameters.count, len(parameters.tensors))}
+    for name, given in zip(names, graph.inputs, strict=False):
+        if name in written and given.updated_by is not None:
+            raise SaveError(
+                "the step cannot be saved: it writes to a tensor that is of no model or optimizer."
+            )
+
+
+def settings_changed(path: Sequence[Entry], settings: Mapping[int, OptimizerSettings]) -> bool:
+    """Returns whether an optimizer has other settings than a record says."""
+    return any(
+        entry.kind == "optimizer" and settings[id(entry.function[1])].read()[0] != entry.function[2]
+        for entry in path
+    )

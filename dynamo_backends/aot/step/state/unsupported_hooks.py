@@ -1,0 +1,162 @@
+"""What acts on a training step from outside of its trace: a graph would leave it out, silently.
+
+DistributedDataParallel averages gradients in C++, collectives talk to other processes, and a
+replica runs in a thread of its own. None of them sees the tensors of a trace. Such a step is
+refused.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamo_backends._torch_private import is_in_ddp_forward
+from dynamo_backends.aot.step.source_lines import user_line
+from dynamo_backends.interface.errors import StepCaptureError
+
+_SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step, and {} as in eager'
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """A kind of module that no step can hold.
+
+    Attributes:
+        module: Where its class is.
+        name: Of the class.
+        why: What it does outside of the trace.
+        way_out: What to do instead.
+        applies: To which of its instances.
+    """
+
+    module: str
+    name: str
+    why: str
+    way_out: str
+    applies: Callable[[Any], bool] = lambda _: True
+
+
+_BY_MESH = (
+    "leave the wrapper out and pass mesh={'data': …}, parallel='fsdp', which splits parameters, "
+    "gradients and state, or "
+)
+_EACH_ITS_OWN = "each process would train a model of its own"
+
+_WRAPPERS = (
+    _Refused(
+        "torch.nn.parallel.distributed",
+        "DistributedDataParallel",
+        "averages gradients between processes in C++, where a trace does not see it: "
+        + _EACH_ITS_OWN,
+        "give compile_step the wrapper itself, model=ddp, or "
+        + _SPLIT.format("gradients are averaged")
+        + ". Or compile the model alone, torch.compile(model), before it is wrapped",
+    ),
+    _Refused(
+        "torch.distributed._composable.replicate",
+        "DDP",
+        "(replicate) averages gradients between processes in C++: " + _EACH_ITS_OWN,
+        _SPLIT.format("gradients are averaged"),
+    ),
+    _Refused(
+        "torch.distributed.fsdp.fully_sharded_data_parallel",
+        "FullyShardedDataParallel",
+        "gathers parameters from other processes while the model runs",
+        _BY_MESH + _SPLIT.format("parameters are gathered"),
+    ),
+    _Refused(
+        "torch.distributed.fsdp._fully_shard._fully_shard",
+        "FSDPModule",
+        "(fully_shard) gathers parameters from other processes while the model runs",
+        _BY_MESH + _SPLIT.format("parameters are gathered"),
+    ),
+    _Refused(
+        "torch.nn.parallel.data_parallel",
+        "DataParallel",
+        "copies the model to several devices and runs it in several threads",
+        "use one device: " + "compile_step(..., model=model.module)",
+        lambda module: len(module.device_ids) > 1,
+    ),
+)
+
+
+def outside_effect(
+    models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> str | None:
+    """Returns why steps of these cannot be compiled; None if nothing is known against it.
+
+    Args:
+        models: Of the step.
+        optimizers: Of the step.
+    """
+    for model in models:
+        for path, module in model.named_modules():
+            reason = _of_module(module)
+            if reason is not None:
+                return reason
+            for name, parameter in module.named_parameters(recurse=False):
+                reason = _of_parameter(f"{path}.{name}".lstrip("."), parameter)
+                if reason is not None:
+                    return reason
+    for number, optimizer in enumerate(optimizers):
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            return (
+                "SparseAdam counts its steps in a Python number, which a graph cannot change. Use "
+                "nn.Embedding(sparse=False) with Adam, or " + _SPLIT.format("it runs") + "."
+            )
+        for group in optimizer.param_groups:
+            for i, parameter in enumerate(group["params"]):
+                reason = _of_parameter(f"optimizer[{number}].params[{i}]", parameter)
+                if reason is not None:
+                    return reason
+    return None
+
+
+def _of_module(module: nn.Module) -> str | None:
+    for row in _WRAPPERS:
+        # Without an import: where nobody has imported it, there is no instance.
+        kind = getattr(sys.modules.get(row.module), row.name, None)
+        if kind is not None and isinstance(module, kind) and row.applies(module):
+            return _text(row)
+    return None
+
+
+def _text(row: _Refused) -> str:
+    return f"{row.name} {row.why}. Such steps cannot be one graph: {row.way_out}."
+
+
+def _of_parameter(name: str, parameter: Tensor) -> str | None:
+    tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if tensor is not None and isinstance(parameter, tensor):
+        return (
+            f"the parameter {name} is a DTensor, whose parts are in several processes. Such steps "
+            "cannot be one graph: make it an ordinary parameter and pass mesh and placements to "
+            "compile_step, or " + _SPLIT.format("processes talk to each other")
+        )
+    return None
+
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
+
+
+def refuse_communication(func: Any) -> None:
+    """Refuses an operator that talks to other processes, or that runs inside of a wrapper.
+
+    Args:
+        func: The operator that is being traced.
+
+    Raises:
+        StepCaptureError: It does; the error names the user's line.
+    """
+    if func.namespace in _COLLECTIVES:
+        raise StepCaptureError(
+            f"the step talks to other processes (torch.distributed, {func.name()}) at "
+            f"{user_line()}. One graph cannot hold that: do it before or after the step, or "
+            + _SPLIT.format("processes talk to each other")
+            + "."
+        )
+    if func.namespace == "aten" and is_in_ddp_forward():  # others may be called by a destructor
+        raise StepCaptureError(f"{_text(_WRAPPERS[0])} (Called at {user_line()}.)")

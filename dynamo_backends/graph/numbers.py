@@ -1,15 +1,14 @@
 """Sizes that are given where an operator takes any number (see `graph.sizes`)."""
 
-import contextlib
 import itertools
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import mode_of
 from dynamo_backends.graph.canonicalize import SPELLINGS
 from dynamo_backends.graph.floats_of_sizes import float_as_tensor, is_computable
+from dynamo_backends.graph.propagate import mode_of_nodes
 from dynamo_backends.graph.sizes import SIZES, STRIDES, FloatOfSizes, Size, sizes_in
 
 aten = torch.ops.aten
@@ -141,9 +140,8 @@ def _call(
     """A call that makes a tensor without dimensions, before another call."""
     with before.graph.inserting_before(before):
         made = before.graph.call_function(function, args, kwargs)
-    mode = mode_of(_tensors(before))
     made.meta = {SIZES: (), STRIDES: ()}
-    with mode if mode is not None else contextlib.nullcontext():
+    with mode_of_nodes(before.graph.nodes):
         made.meta["val"] = torch.empty((), dtype=dtype, device=device)
     return made
 

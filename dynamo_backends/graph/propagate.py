@@ -1,7 +1,7 @@
 """Shapes, strides, dtypes and devices: what each call gives when fake tensors go through it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,18 +20,22 @@ from dynamo_backends.graph.sizes import Symbolic, is_symbolic
 
 
 class Inference:
-    """Sets the `meta["val"]` of new calls; equal calls are executed on fake tensors only once."""
+    """Sets the `meta["val"]` of new calls; equal calls are executed on fake tensors only once.
+
+    A call of numbers alone gives a fake tensor, too: of the mode of the other tensors in its graph.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Any] = {}
+        self._mode: FakeTensorMode | None = None
 
     def __call__(self, node: fx.Node) -> None:
         """Sets a call's `meta["val"]` from those of its arguments."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         key = (node.target, describe(args), describe(list(kwargs.items())))
         if key not in self._known:
-            mode = mode_of([args, kwargs])
-            with mode if mode is not None else contextlib.nullcontext():
+            self._mode = mode_of([args, kwargs]) or self._mode or mode_of_nodes(node.graph.nodes)
+            with self._mode:
                 self._known[key] = node.target(*args, **kwargs)  # type: ignore[operator]
         node.meta["val"] = self._known[key]
 
@@ -60,7 +64,8 @@ def mismatches(graph: Graph) -> Iterator[str]:
     Sizes that depend on data, and what follows from them, are not checked: fake tensors have none.
     """
     values = [p.meta.get("val") for p in graph.placeholders]
-    mode = _mode_of(graph) if any(map(is_symbolic, values)) else FakeTensorMode()
+    nodes = (*graph.placeholders, *graph.calls)
+    mode = mode_of_nodes(nodes) if any(map(is_symbolic, values)) else FakeTensorMode()
     known: dict[fx.Node, Any] = {}
     open_sizes = data_dependent(graph)
     with _without_guards(mode), mode:
@@ -93,14 +98,17 @@ def mismatches(graph: Graph) -> Iterator[str]:
             known[node] = value
 
 
-def _mode_of(graph: Graph) -> FakeTensorMode:
-    """The fake mode of a graph with symbolic shapes; numbers alone have none, only a shape_env."""
-    values = [node.meta.get("val") for node in (*graph.placeholders, *graph.calls)]
+def mode_of_nodes(nodes: Iterable[fx.Node]) -> FakeTensorMode:
+    """Returns the fake mode of the nodes' tensors, or a new one where there are no tensors.
+
+    Numbers alone have no mode; a new one has their shape environment.
+    """
+    values = [node.meta.get("val") for node in nodes]
     mode = mode_of(values)
     if mode is not None:
         return mode
-    number = next(value for value in values if isinstance(value, Symbolic))
-    return FakeTensorMode(shape_env=number.node.shape_env)
+    number = next((value for value in values if isinstance(value, Symbolic)), None)
+    return FakeTensorMode(shape_env=None if number is None else number.node.shape_env)
 
 
 def data_dependent(graph: Graph) -> frozenset[fx.Node]:

@@ -84,6 +84,10 @@ _RULES: dict[str, _Rule] = {
     },
 }
 
+_WRITES = frozenset(_RULES) - {
+    "embedding.default", "index.Tensor", "gather.default", "index_select.default",
+}  # fmt: skip
+
 _POSITIONS = frozenset({"index", "indices", "offsets", "target", "input_lengths"})
 
 
@@ -123,7 +127,11 @@ def keep_within(graph: fx.Graph) -> None:
 
 
 def require_fixed(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
-    """Raises `CompileError` if an index goes along a dimension whose size varies.
+    """Raises `CompileError` if a call with indices needs sizes that are known.
+
+    No index goes along a dimension whose size varies. Nor may the number of elements that are
+    written vary: IREE 3.13 refuses most of such scatters (a stack allocation of unknown size), and
+    compiles those whose values another call reads, too, for one row.
 
     Args:
         graph: The graph.
@@ -131,9 +139,16 @@ def require_fixed(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
     """
     for node in graph.nodes:
         rule = _RULES.get(_name(node)) if node.op == "call_function" else None
-        source: Any = node.args[0] if rule is not None else None
-        if rule is not None and _shape(source) != others[source].shape:
+        if rule is None:
+            continue
+        if _varies(_node(node.args[0]), others):
             raise CompileError(f"{node.name!r} takes indices along a size that varies")
+        if _name(node) in _WRITES and any(_varies(n, others) for n in node.all_input_nodes):
+            raise CompileError(f"{node.name!r} writes a number of elements that varies")
+
+
+def _varies(node: fx.Node, others: Mapping[fx.Node, Any]) -> bool:
+    return isinstance(others[node], Tensor) and _shape(node) != others[node].shape
 
 
 def _within(graph: fx.Graph, index: Index, infer: Inference) -> fx.Node:

@@ -110,6 +110,19 @@ def _foreign(path: Path) -> None:
     path.write_bytes(b"\x80\x04]\x94.")
 
 
+_PARTS = ("candidates", "graph", "ops", "inputs", "environment", "created")
+
+
+@pytest.mark.parametrize("part", _PARTS)
+def test_a_part_of_a_wrong_type_is_ignored(part: str):
+    Decisions().put(decision())
+    path = Decisions().folder / f"{'a' * 64}.json"
+    told = json.loads(path.read_text())
+    for wrong in (None, {"a": 1} if part != "environment" else [1]):
+        path.write_text(json.dumps({**told, part: wrong}))
+        assert Decisions().get("a" * 64) is None
+
+
 @pytest.mark.parametrize(
     "damage", [_shorten, _rename_winner, _of_another_graph, _other_format, _foreign]
 )

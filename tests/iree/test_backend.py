@@ -33,6 +33,25 @@ def test_dynamic_batch():
     checks.follows_the_batch("iree")
 
 
+@pytest.mark.parametrize("read", ["sum", "exp"])
+def test_values_that_are_scattered_and_read_at_several_sizes(read: str):
+    """IREE compiles one executable for all sizes as if there were one row."""
+
+    def f(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x + 1
+        table = torch.zeros(50, 16).index_put((at,), rows, accumulate=True)
+        flat = torch.zeros(50, 16).scatter_add(0, at.view(-1, 1).expand(-1, 16), rows.view(-1, 16))
+        return (rows.sum(0) if read == "sum" else rows.exp()), table, flat
+
+    backend = dynamo_backends.compiler("iree", min_block_size=1)
+    run = torch.compile(f, backend=backend, fullgraph=True, dynamic=True)
+    with dynamo_backends.record() as reports:
+        for rows, columns in ((2, 5), (4, 7), (3, 3)):
+            inputs = torch.randn(rows, columns, 16), torch.randint(50, (rows, columns))
+            torch.testing.assert_close(run(*inputs), f(*inputs))
+    assert [f for r in reports for f in r.runtime_fallbacks] == []
+
+
 def test_gradients():
     checks.gradients_agree("iree")
 

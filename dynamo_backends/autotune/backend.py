@@ -32,20 +32,19 @@ class Autotune(Backend):
         self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
     ) -> Callable[..., Any] | None:
         """See `CompilesCapturedGraphs`: graphs compete whole, as Dynamo captured them."""
-        from dynamo_backends.autotune.ensemble import Ensemble
-        from dynamo_backends.autotune.training import TrainingEnsemble
+        from dynamo_backends.autotune.executables import compile_function
+        from dynamo_backends.autotune.subjects import FunctionSubject
 
-        ensemble: Ensemble
+        split = None
         if _is_differentiated(example_inputs):
             options.refuse_gradients(self.name)
-            ensemble = TrainingEnsemble(captured, example_inputs, options, number, Split())
-        else:
-            ensemble = Ensemble(captured, example_inputs, options, number)
+            split = Split()
+        subject = FunctionSubject(captured, example_inputs, options, number, split)
         if options.mode == "background":
-            from dynamo_backends.autotune.beside import compile_beside
+            from dynamo_backends.autotune.hot_swap import compile_in_background
 
-            return compile_beside(ensemble)
-        return ensemble.compile()
+            return compile_in_background(subject)
+        return compile_function(subject)
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
         """See `Backend.keeps`: each candidate decomposes what it wants to."""
@@ -62,15 +61,15 @@ class Autotune(Backend):
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`: functional graphs, such as a backward graph."""
-        from dynamo_backends.autotune.functional import GraphEnsemble
+        from dynamo_backends.autotune.executables import TunedGraph
 
-        return GraphEnsemble(graph, options)
+        return TunedGraph(graph, options)
 
     def compile_step(self, graph: Graph, options: Any) -> "StepProgram":
         """See `CompilesSteps.compile_step`."""
-        from dynamo_backends.autotune.steps import StepEnsemble
+        from dynamo_backends.autotune.steps import TunedStep
 
-        return StepEnsemble(graph, options)
+        return TunedStep(graph, options)
 
 
 class Split(Autotune):

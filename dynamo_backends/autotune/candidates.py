@@ -10,8 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune.names import EAGER, SPLIT, by_default
-from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.autotune.options import EAGER, SPLIT, AutotuneOptions, by_default
 from dynamo_backends.autotune.verify import autocast_bfloat16
 from dynamo_backends.int8.packages import NNCF, TORCHAO
 from dynamo_backends.interface.availability import availability_of

@@ -1,4 +1,8 @@
-"""What autotune expects of candidates before anything is compiled: a table written by hand.
+"""What autotune expects of candidates before it compiles them.
+
+`TABLE` is written by hand. `CostModel` corrects it by the decisions on this disk, and orders the
+candidates; `CandidatePruner` leaves out those that are not worth a compilation. Predictions decide
+only who is tried, and in which order: whoever is tried is measured.
 
 Speedups of inference are the means of 41 graphs of 21 models, measured on two cores of
 an AMD Zen 5 and of a Zen 4 in float32; those of training are of ResNet-18's step and of
@@ -6,9 +10,19 @@ docs/measured/training.json, of two cores of an Intel Xeon with AVX-512.
 """
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from dynamo_backends.autotune.decisions import Decision
+from dynamo_backends.autotune.options import AutotuneOptions
+from dynamo_backends.interface.report import CandidateReport
+
+_PRIOR_WEIGHT = 2.0  # in decisions
+_FIXED_S = 0.3  # of any compilation
+_DECISIONS = 200  # the newest, which is enough to learn from
+_DEVIATIONS = 2.0  # above what is expected: so fast few candidates are
 
 Family = Literal["convolutions", "products", "other"]
 
@@ -94,7 +108,7 @@ TRAINING: Mapping[str, Row] = {
 }
 """Graphs of Dynamo's with their derivatives: a call stands for several."""
 
-ROWS: Mapping[str, Mapping[str, Row]] = {
+TABLE: Mapping[str, Mapping[str, Row]] = {
     "inference": INFERENCE,
     "forward": PARTS,
     "backward": PARTS,
@@ -132,7 +146,7 @@ class Prior:
         rows: By kind of graph and name of the candidate.
     """
 
-    def __init__(self, rows: Mapping[str, Mapping[str, Row]] = ROWS):
+    def __init__(self, rows: Mapping[str, Mapping[str, Row]] = TABLE):
         self._rows = rows
 
     def expect(self, name: str, graph: GraphDescription) -> Expectation:
@@ -159,3 +173,167 @@ def similarity(one: GraphDescription, other: GraphDescription) -> float:
 
 _OTHER_KIND = 0.3  # an inference graph says something of a training graph, too
 _OTHER_FAMILY = 0.1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is expected of a candidate.
+
+    Attributes:
+        compile_s: Seconds of compilation.
+        speedup: Over eager.
+        chances: Part of past trials in which it was right.
+        spread: Standard deviation of the error of the speedup's logarithm; infinite: not known.
+    """
+
+    compile_s: float
+    speedup: float
+    chances: float
+    spread: float = math.inf
+
+    @property
+    def promise(self) -> float:
+        """By what candidates are ordered: the expected gain, for those that work at all."""
+        return self.chances * math.log(max(self.speedup, 1e-3))
+
+    @property
+    def at_most(self) -> float:
+        """The speedup over eager that it will hardly exceed."""
+        return self.speedup * math.exp(_DEVIATIONS * self.spread)
+
+
+class CostModel:
+    """Predictions for one graph.
+
+    Args:
+        decisions: On this machine, the newest first.
+        graph: The graph.
+        prior: What is known without them.
+    """
+
+    def __init__(
+        self,
+        decisions: Iterable[Decision],
+        graph: GraphDescription | None = None,
+        prior: Prior | None = None,
+    ):
+        self._graph = graph or GraphDescription()
+        self._prior = prior or Prior()
+        self._predicted: dict[str, Prediction] = {}
+        self._past: dict[str, list[tuple[GraphDescription, float, CandidateReport]]] = {}
+        for decision in list(decisions)[:_DECISIONS]:
+            self._learn(decision)
+
+    def _learn(self, decision: Decision) -> None:
+        past = GraphDescription(decision.graph, decision.ops, decision.features)
+        weight = similarity(self._graph, past)
+        for row in decision.candidates:
+            if row.compile_s is not None:
+                self._past.setdefault(row.name, []).append((past, weight, row))
+
+    def predict(self, name: str) -> Prediction:
+        """Returns what to expect of a candidate."""
+        if name not in self._predicted:
+            self._predicted[name] = self._predict(name)
+        return self._predicted[name]
+
+    def _predict(self, name: str) -> Prediction:
+        expected = self._prior.expect(name, self._graph)
+        past = self._past.get(name, [])
+        factors = [self._times_as_long(name, graph, row) for graph, _, row in past]
+        factor = statistics.median(factors) if factors else 1.0
+        errors = [
+            (weight, _gain(row) - self._prior.expect(name, graph).gain)
+            for graph, weight, row in past
+            if row.speedup is not None
+        ]
+        worked = [(weight, float(row.seconds is not None)) for _, weight, row in past]
+        gain = expected.gain + _blend(errors, 0.0)
+        return Prediction(
+            _FIXED_S + factor * expected.compile_s * max(self._graph.ops, 1),
+            math.exp(gain),
+            _blend(worked, 1.0),
+            expected.spread,
+        )
+
+    def _times_as_long(self, name: str, graph: GraphDescription, row: CandidateReport) -> float:
+        """Returns how many times as long as expected a compilation took."""
+        took = max((row.compile_s or 0.0) - _FIXED_S, 0.0)
+        return took / (self._prior.expect(name, graph).compile_s * max(graph.ops, 1))
+
+    def order(self, names: Sequence[str], within_s: float = math.inf) -> list[str]:
+        """Names, the most promising first.
+
+        Those that cannot be compiled in time come last, by what they promise for each second:
+        several that end in time may find more than the one that takes all of it.
+
+        Args:
+            names: Of candidates.
+            within_s: Seconds that there are for compiling.
+        """
+
+        def rank(name: str) -> tuple[bool, float]:
+            expected = self.predict(name)
+            late = expected.compile_s > within_s
+            return late, -expected.promise / (expected.compile_s if late else 1.0)
+
+        return sorted(names, key=rank)
+
+
+def _gain(row: CandidateReport) -> float:
+    assert row.speedup is not None
+    return math.log(max(row.speedup[0], 1e-3))
+
+
+def _blend(found: Sequence[tuple[float, float]], prior: float) -> float:
+    """The mean of what was found, with its weights, and of what was known before."""
+    total = sum(weight for weight, _ in found)
+    return (sum(w * x for w, x in found) + _PRIOR_WEIGHT * prior) / (total + _PRIOR_WEIGHT)
+
+
+class CandidatePruner:
+    """Of the candidates of one tuning session.
+
+    What is expected may be wrong. So who was left out because the best one was expected to be
+    faster than it turned out to be has its turn after the first measurement.
+
+    Args:
+        model: What to expect of whom.
+        options: Of autotune. All candidates that they name are worth it, and all where memory is
+            the objective.
+    """
+
+    def __init__(self, model: CostModel, options: AutotuneOptions):
+        self._model = model
+        self._all = bool(options.candidates) or options.objective == "memory"
+        self._left_out: dict[str, float] = {}
+        self._measured = 0.0
+
+    def refusal(self, name: str, right: Collection[str]) -> str:
+        """Returns why a candidate is not tried, in words; empty: it is.
+
+        Args:
+            name: Of the candidate.
+            right: Names of those that were proven right.
+        """
+        self._left_out.pop(name, None)
+        if self._all or not right:
+            return ""
+        best = self._measured or max(self._model.predict(other).speedup for other in right)
+        at_most = self._model.predict(name).at_most
+        if at_most >= best:
+            return ""
+        self._left_out[name] = at_most
+        return (
+            f"not tried: it is expected to be at most {at_most:.2f} times as fast as eager, "
+            f"{'the best one is' if self._measured else 'another one'} {best:.2f} times"
+        )
+
+    def measured(self, speedup: float) -> list[str]:
+        """Takes note of the best speedup; returns who was left out and could exceed it.
+
+        Args:
+            speedup: Over eager, of the fastest candidate that is right, at least 1.
+        """
+        self._measured = speedup
+        return [name for name, at_most in self._left_out.items() if at_most > speedup]

@@ -1,21 +1,27 @@
-"""A graph of Dynamo's as JSON, and its tensors as torch saves them: for another process.
+"""A graph of Dynamo's as JSON, its tensors as torch saves them, and torch's settings.
 
-Nothing is pickled. Functions go by the names under which they can be imported; a graph that calls
-anything else cannot be written.
+This is how another process gets a graph. Nothing is pickled. Functions go by the names under which
+they can be imported; a graph that calls anything else cannot be written.
 """
 
+import contextlib
 import importlib
 import json
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.tf32 import product_precision
+from dynamo_backends.tuning.children import environment
 
 
 class NotWritable(Exception):
@@ -173,3 +179,96 @@ _DECODERS: dict[str, Callable[[Any, list[fx.Node]], Any]] = {
     "ellipsis": lambda *_: Ellipsis,
     "function": lambda content, _: _function(content),
 }
+
+
+# The graph, as Dynamo captures it again.
+
+
+def rebuilt(
+    graph: fx.GraphModule,
+    values: Sequence[Any],
+    places: Collection[int],
+    sizes: Mapping[int, Sequence[int]] = MappingProxyType({}),
+) -> fx.GraphModule:
+    """Returns the graph with weights that are parameters, as Dynamo had found it.
+
+    Dynamo makes inputs in the order in which it comes upon them, which is the old one here, so that
+    what is compiled of the graph has the same name in the disk cache.
+
+    Args:
+        graph: The graph.
+        values: Its inputs.
+        places: Which of them are weights.
+        sizes: Which of them are sizes: of which other one, and of which dimension. They are no
+            inputs of the result.
+    """
+    root, made = nn.Module(), fx.Graph()
+    for name, buffer in graph.named_buffers():
+        root.register_buffer(name, buffer)
+    nodes: dict[fx.Node, fx.Node] = {}
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    for i, (node, value) in enumerate(zip(placeholders, values, strict=True)):
+        if i in places:
+            weight = nn.Parameter(value.detach(), value.requires_grad)
+            root.register_parameter(f"weight_{i}", weight)
+            nodes[node] = made.get_attr(f"weight_{i}")
+            continue
+        if i in sizes:
+            continue
+        nodes[node] = made.placeholder(f"activation_{i}")
+        if isinstance(value, Tensor):
+            made.call_method("dim", (nodes[node],))  # Dynamo comes upon an argument when it is used
+    for i, (tensor, dim) in sizes.items():
+        nodes[placeholders[i]] = made.call_method("size", (nodes[placeholders[tensor]], dim))
+    made.output(made.graph_copy(graph.graph, nodes))
+    return fx.GraphModule(root, made)
+
+
+# Settings.
+
+
+def settings_here(autocast: str) -> dict[str, Any]:
+    """Returns what graphs depend on in this process, in types that JSON has.
+
+    Args:
+        autocast: See `autocast_here`, in the thread where the graph was captured.
+    """
+    return {
+        "environment": environment(),
+        "threads": torch.get_num_threads(),
+        "precision": product_precision(),
+        "autocast": autocast,
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warns": torch.is_deterministic_algorithms_warn_only_enabled(),
+    }
+
+
+def apply_settings(settings: dict[str, Any]) -> None:
+    """Sets torch and the environment as in the process that asks, but for autocast."""
+    os.environ.clear()
+    os.environ.update(settings["environment"])
+    places = settings["environment"]["PYTHONPATH"].split(os.pathsep)
+    sys.path += [place for place in places if place not in sys.path]
+    torch.set_num_threads(settings["threads"])
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.set_default_dtype(getattr(torch, settings["dtype"]))
+    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warns"])
+
+
+def autocast_here() -> str:
+    """The data type of autocast on CPUs in this thread, such as "bfloat16"; empty: it is off."""
+    if not torch.is_autocast_enabled("cpu"):
+        return ""
+    return str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+
+
+def autocast_as(dtype: str) -> contextlib.AbstractContextManager[Any]:
+    """Autocast on CPUs as in another thread or process; `dtype` is what `autocast_here` told there.
+
+    Nothing is kept for later calls: that memory belongs to all threads, and what was cast without
+    gradients would be taken by calls with them.
+    """
+    if not dtype:  # as it is at the beginning of threads and processes
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", getattr(torch, dtype), cache_enabled=False)

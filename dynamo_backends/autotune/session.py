@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynamo_backends.autotune.arguments import Arguments, Counters
-from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.means import Means
-from dynamo_backends.autotune.names import EAGER
-from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.traffic import schedule
+from dynamo_backends.autotune.graph_budget import GraphBudget
+from dynamo_backends.autotune.options import EAGER, AutotuneOptions
+from dynamo_backends.autotune.prior import CandidatePruner, CostModel
+from dynamo_backends.autotune.sizes import schedule
 from dynamo_backends.autotune.verify import Trial, Verdict, judge
-from dynamo_backends.autotune.worth import Worth
 from dynamo_backends.int8.tolerance import Tolerance
 from dynamo_backends.interface.errors import VerificationError, brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
@@ -45,7 +43,7 @@ class PreparedCandidate:
         name: Unique.
         build: Compiles it; may raise.
         reduced: Its results may be as inexact as eager's under autocast to bfloat16.
-        rehearse: Tries it in a process of its own; returns what went wrong there, or "". None:
+        run_isolated: Tries it in a process of its own; returns what went wrong there, or "". None:
             it need not be tried so.
         failed: Asked after calls: why its compiled code gave up and eager ran instead, or "".
         early: Its place among those that are tried before others, which the budget may not last
@@ -58,7 +56,7 @@ class PreparedCandidate:
     name: str
     build: Callable[[], Run]
     reduced: bool = False
-    rehearse: Callable[[], str] | None = None
+    run_isolated: Callable[[], str] | None = None
     failed: Callable[[], str] = lambda: ""
     early: int | None = None
     tolerance: Tolerance | None = None
@@ -90,8 +88,8 @@ def failure_of(reports: Sequence[GraphReport]) -> str:
 
 
 @dataclass
-class Subject:
-    """What the candidates compete for.
+class Workload:
+    """What candidates are verified and measured on: eager, and inputs.
 
     Attributes:
         original: Eager.
@@ -169,7 +167,7 @@ class TuningSession:
     """One session.
 
     Args:
-        subject: What for.
+        workload: What they are verified and measured on.
         prepared: Who takes part besides eager.
         options: Of autotune.
         model: What to expect of whom.
@@ -177,34 +175,34 @@ class TuningSession:
         progress: Shows how far it is.
         known: What became of candidates in an earlier session that was lost; those that were
             excluded are not tried again.
-        means: What the budget allows for the graph; by default all that is left.
+        share: What the budget allows for the graph; by default all that is left.
     """
 
     def __init__(
         self,
-        subject: Subject,
+        workload: Workload,
         prepared: Sequence[PreparedCandidate],
         options: AutotuneOptions,
         model: CostModel,
         budget: Budget,
         progress: Progress,
         known: Sequence[CandidateReport] = (),
-        means: Means | None = None,
+        share: GraphBudget | None = None,
     ):
-        self._means = means or Means(budget)
+        self._share = share or GraphBudget(budget)
         self._known = {row.name: row for row in known if row.reason}
         self._reference_s = 0.0
-        self._subject = subject
+        self._workload = workload
         self._prepared = {e.name: e for e in prepared}
         self._options = options
         self._model = model
         self._budget = budget
         self._progress = progress
         self._rows: dict[str, CandidateReport] = {EAGER: CandidateReport(EAGER, "slower", 0.0, 0.0)}
-        self._runs: dict[str, Run] = {EAGER: subject.original}
+        self._runs: dict[str, Run] = {EAGER: workload.original}
         self._memory: dict[str, int] = {}
         self._cut: list[str] = []
-        self._worth = Worth(model, options)
+        self._pruner = CandidatePruner(model, options)
         self._has_leader = False
 
     def decide(self) -> Outcome:
@@ -217,12 +215,12 @@ class TuningSession:
         rng = snapshot_rng()
         try:
             start = self._budget.clock()
-            trials = self._subject.trials(self._budget.clock)
+            trials = self._workload.trials(self._budget.clock)
             self._reference_s = self._budget.clock() - start
-            self._means.referred(self._reference_s)
+            self._share.note_reference(self._reference_s)
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
-            order = self._model.order(list(self._prepared), self._means.compile_s)
+            order = self._model.order(list(self._prepared), self._share.compile_s)
             order.sort(key=self._place)
             self._try(order, trials)
             if self._cut and len(self._cut) == len(self._prepared):
@@ -230,13 +228,13 @@ class TuningSession:
             measured = self._measure()
             best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
             right = len(self._runs)
-            if again := self._worth.measured(best):
+            if again := self._pruner.measured(best):
                 self._try(again, trials)
             if len(self._runs) > right:
                 measured = self._measure()
             return self._choose(measured)
         finally:
-            self._means.tell(self._cut, self._subject.title.removeprefix("autotune: "))
+            self._share.warn(self._cut, self._workload.title.removeprefix("autotune: "))
             restore_rng(rng)
 
     def _place(self, name: str) -> int:
@@ -258,7 +256,7 @@ class TuningSession:
             else:
                 self._admit(self._prepared[name], trials)
             if self._rows[name].compile_s is not None:
-                self._means.finished(name in self._runs)
+                self._share.note_finished(name in self._runs)
             self._progress.ended(self._rows[name])
             self._tell_leader(name)
         self._progress.begins("", len(names), len(names))
@@ -269,13 +267,13 @@ class TuningSession:
         if name not in self._runs or self._has_leader or not is_wanted:
             return
         runs = {each: self._runs[each] for each in (EAGER, name)}
-        timing = self._race(runs, min(self._means.left_s, _LEADER_S)).run(EAGER).timings.get(name)
+        timing = self._race(runs, min(self._share.left_s, _LEADER_S)).run(EAGER).timings.get(name)
         if timing is not None and timing.speedup.low > 1 + _LEAD:
             self._has_leader = True
             self._progress.leads(name)
 
     def _say(self, what: str) -> None:
-        self._progress(f"{self._subject.title}: {what}")
+        self._progress(f"{self._workload.title}: {what}")
 
     def _admit(self, prepared: PreparedCandidate, trials: Sequence[Trial]) -> None:
         """Compiles and verifies one; it takes part in the race if nothing is wrong."""
@@ -289,7 +287,7 @@ class TuningSession:
         verified: float | None = None
         verdict = Verdict("")
         try:
-            if prepared.rehearse is not None and (problem := prepared.rehearse()):
+            if prepared.run_isolated is not None and (problem := prepared.run_isolated()):
                 raise Unsuitable(problem)
             start = self._budget.clock()
             COUNTS.add(compiled=1)
@@ -327,24 +325,24 @@ class TuningSession:
         """Why a candidate is not tried: it is not worth it, or the budget would not last."""
         expected = self._model.predict(name).compile_s
         right = [n for n in self._runs if n != EAGER]
-        if refusal := self._worth.refusal(name, right):
+        if refusal := self._pruner.refusal(name, right):
             return refusal
-        if self._means.suffice(expected, name):
+        if self._share.suffices(expected, name):
             return ""
         self._cut.append(name)
-        return self._means.refusal(expected)
+        return self._share.refusal(expected)
 
     def _race(self, runs: Mapping[str, Run], budget_s: float) -> Race:
         """Returns one between some of those that take part."""
-        subject = self._subject
-        sets, least, inputs = _SETS, 1, subject.arguments.fresh
-        if subject.others:
-            calls = subject.traffic()
+        workload = self._workload
+        sets, least, inputs = _SETS, 1, workload.arguments.fresh
+        if workload.others:
+            calls = workload.traffic()
             sets, least, inputs = len(calls), len(calls), iter(calls).__next__
-        elif subject.arguments.copied_bytes >= _LARGE:
+        elif workload.arguments.copied_bytes >= _LARGE:
             sets = 1
         pauses = self._options.objective == "latency"
-        counters = Counters(subject.arguments)
+        counters = Counters(workload.arguments)
         return Race(
             {name: counters.reset_before(run) for name, run in runs.items()},
             lambda: counters.remember(inputs()),
@@ -356,7 +354,7 @@ class TuningSession:
 
     def _measure(self) -> Measured:
         self._say("measuring")
-        race = self._race(self._runs, max(self._means.left_s, 1.0))
+        race = self._race(self._runs, max(self._share.left_s, 1.0))
         rounds = iter(range(1, 1_000_000))
         measured = race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}"))
         for name, reason in measured.failed.items():
@@ -395,7 +393,7 @@ class TuningSession:
         disturbed = not measured.sure
         if disturbed:
             text = "%s: a busy machine: %s; it is raced again later"
-            log.info(text, self._subject.title, measured.contention)
+            log.info(text, self._workload.title, measured.contention)
         return Outcome(winner, tuple(rows), short, {"reference": self._reference_s}, disturbed)
 
     def _fastest(self, order: Sequence[str], measured: Measured) -> str:
@@ -410,7 +408,7 @@ class TuningSession:
     def _least_memory(self, order: Sequence[str]) -> str:
         for name in order:
             grown = self._memory.get(name, 0) + memory.growth(
-                lambda name=name: self._runs[name](self._subject.arguments.fresh())  # type: ignore[misc]
+                lambda name=name: self._runs[name](self._workload.arguments.fresh())  # type: ignore[misc]
             )
             self._rows[name] = replace(self._rows[name], memory=grown)
         return min(order, key=lambda n: (self._rows[n].memory or 0) // memory.GRAIN)

@@ -9,7 +9,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.interface.report import GraphReport
 
 log = logging.getLogger("dynamo_backends")

@@ -1,204 +1,267 @@
-"""Has graphs tuned in another process: one after the other, and again where the process was lost.
+"""`GraphTuner`: recalls who was chosen to run a function, a graph or a step, or has it tuned.
 
-A thread waits for the other process. What is Python and takes time in this one (writing a graph,
-loading a winner) is done by the thread of `pipeline.background`, which lets calls go first.
+The same steps for all three subjects: find a decision of an earlier session on disk, compile its
+winner again, and forget the decision if that fails; else let the candidates compete in a
+`TuningSession`, and keep the outcome.
 """
 
-import atexit
-import contextlib
 import logging
-import os
-import threading
-import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from dynamo_backends.autotune.listening import GaveUp, Listener, NotWanted, Task, read_outcome
-from dynamo_backends.autotune.session import Outcome
+from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.decisions import Decision, Decisions, environment
+from dynamo_backends.autotune.graph_budget import GraphBudget
+from dynamo_backends.autotune.options import EAGER, NOT_COMPILED
+from dynamo_backends.autotune.prior import CostModel
+from dynamo_backends.autotune.session import Outcome, TuningSession, Workload
+from dynamo_backends.autotune.subjects import Subject
+from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.report import CandidateReport, plain
-from dynamo_backends.pipeline import background
-from dynamo_backends.pipeline.compiler_process import NICE
-from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.runtime.process_folder import process_folder
-from dynamo_backends.tuning.answering import AnsweringProcess, Lost
-from dynamo_backends.tuning.queue_thread import Helper, QueueThread
+from dynamo_backends.interface.report import CandidateReport
+from dynamo_backends.tuning.budget import Budget, budget_of
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.progress import showing
 
 log = logging.getLogger("dynamo_backends")
 
-SPARE = 5
-"""So often the process is started again for a graph where no candidate is to blame."""
 
-_START_S = 600.0  # for the imports, on a busy machine
-_LOOK_S = 0.2
+class TuningResult(NamedTuple):
+    """Who is to run a subject.
 
-
-class _Process(AnsweringProcess):
-    command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.autotune.tuner_process")
-    niceness: ClassVar[int] = NICE
-
-
-class Tuner(QueueThread[Task]):
-    """The thread, the other process, and what waits for them.
-
-    Linux ends the other process with the thread, which starts it.
+    Attributes:
+        winner: Name of the candidate.
+        candidates: What is known about each.
+        seconds: See `GraphReport.tuning_seconds`.
     """
 
-    name = "dynamo_backends tuner"
-    last_s = 5.0
+    winner: str
+    candidates: tuple[CandidateReport, ...]
+    seconds: Mapping[str, float] = MappingProxyType({})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._process = _Process()
+
+EAGER_ALONE = TuningResult(EAGER, (CandidateReport(EAGER),))
+
+
+class WrongWinner(Exception):
+    """A winner cannot run its subject; the message says why, after its name."""
+
+
+class GraphTuner:
+    """Decides who runs one subject.
+
+    Args:
+        subject: What the candidates compete for.
+    """
+
+    def __init__(self, subject: Subject):
+        self.subject = subject
+        self._short_of_s = 0.0  # see `Decision`
+        self._disturbed = 0
+        self._mutated: tuple[int, ...] = ()
+
+    @cached_property
+    def key(self) -> str | None:
+        """Key of the decision on disk; None: nothing is kept."""
+        options = self.subject.options
+        return self.subject.key.digest(self.subject.competing, options) if options.cache else None
 
     @property
-    def helper(self) -> Helper:
-        """See `QueueThread.helper`."""
-        return self._process
+    def budget(self) -> Budget:
+        """Budget of this process for tuning with these options."""
+        options = self.subject.options
+        return budget_of(repr(options), options.budget_s)
 
-    def disown(self) -> None:
-        """In a forked child: leaves all to the parent."""
-        self._process.disown()
+    def model(self) -> CostModel:
+        """Returns predictions for the candidates."""
+        return self.subject.key.model()
 
-    def do(self, item: Task) -> None:
-        """See `QueueThread.do`: has a graph tuned."""
-        try:
-            with contextlib.suppress(NotWanted):
-                self._tune(item)
-        except Exception as error:
-            log.debug("tuning beside the calls failed", exc_info=True)
-            text = str(error) if isinstance(error, GaveUp) else brief_error(error)
-            item.failed(text)
+    def candidate(self, name: str) -> Candidate:
+        """Returns one of those that compete, by its name."""
+        return next(c for c in self.subject.competing if c.name == name)
 
-    def _tune(self, task: Task) -> None:
-        request: dict[str, Any] = {}
-        while not self._is_ready(task):
-            self._look(task, threading.Event())
-        with _folder() as folder:
-            self._beside(task, lambda owner: request.update(task.prepare(owner, folder)))
-            task.followed.change(state="tuning", budget_s=task.budget.total_s)
-            outcome = self._asked(task, {**request, "folder": str(folder)})
-        self._beside(task, lambda owner: task.decided(owner, outcome))
+    # Recalling.
 
-    def _is_ready(self, task: Task) -> bool:
-        owner = task.owner()
-        if owner is None:
-            raise NotWanted
-        return task.is_ready(owner)
+    def find(self) -> TuningResult | None:
+        """Returns the decision on disk, if it still holds; compiles nothing."""
+        if self.key is None:
+            return None
+        subject, decision = self.subject, None
+        with done_without(subject.report, "reading autotune's decisions"):
+            decision = Decisions().get(self.key)
+        if decision is None:
+            return None
+        self._disturbed = decision.disturbed
+        names = {*NOT_COMPILED, *(c.name for c in subject.competing)}
+        if not decision.holds(names, subject.options.budget_s):
+            return None
+        COUNTS.add(remembered=1)
+        self._short_of_s = decision.short_of_s
+        subject.known_mutated = frozenset(decision.mutated)
+        return TuningResult(decision.winner, decision.candidates, decision.seconds)
 
-    def _asked(self, task: Task, request: dict[str, Any]) -> Outcome:
-        """Returns what came of a task, however often the process is lost on the way."""
-        known = {row["name"]: CandidateReport.from_dict(row) for row in request["known"]}
-        suspect, losses = "", 0
-        while True:
-            if task.owner() is None or self.is_stopping:
-                raise NotWanted
-            heard = Listener(task)
-            budget = task.budget
-            more = {"spent_s": budget.spent_s, "owes": budget.owes}
-            try:
-                if not self._process.running:
-                    self._process.ask({}, _START_S)
-                with self._ended_without(task.owner()):
-                    rows = plain(list(known.values()))
-                    answered = self._process.ask({**request, **more, "known": rows}, None, heard)
-                break
-            except (Lost, OSError) as lost:
-                if self.is_stopping:
-                    raise NotWanted from lost
-                heard.count()
-                known |= heard.excluded
-                reason = heard.blame(lost, suspect)
-                if reason:
-                    known[heard.candidate] = CandidateReport(heard.candidate, reason)
-                    continue
-                suspect, losses = heard.candidate, losses + 1
-                log.info("autotune: the process that tunes was lost: %s", lost)
-                if losses > SPARE:
-                    text = f"the process that tunes was lost {losses} times, at last: {lost}"
-                    raise GaveUp(text) from lost
-        if "problem" in answered:
-            heard.count()
-            raise GaveUp(f"tuning failed: {answered['problem']}")
-        heard.count(answered["spent_s"])
-        outcome = read_outcome(answered)
-        if outcome.is_tried:
-            task.budget.finished()
-        return outcome
+    def recall(self, rebuild: Callable[[Candidate], Any] | None = None) -> TuningResult | None:
+        """Returns the decision of an earlier session, with its winner compiled again.
 
-    @contextlib.contextmanager
-    def _ended_without(self, owner: Any) -> Iterator[None]:
-        """Ends the process when the graph is dropped, even if it is silent."""
-        if owner is None:
-            raise NotWanted
-        gone = weakref.ref(owner, lambda _: self._process.end())
-        del owner
-        yield
-        del gone
+        Args:
+            rebuild: Compiles the winner, and raises if it cannot run; by default `Subject.build`.
 
-    def _beside(self, task: Task, job: Callable[[Any], None]) -> None:
-        """Has the thread that lets calls go first do something, and waits for it.
-
-        Raises:
-            Exception: What the job raised.
+        Returns:
+            None if there is no decision, or its winner fails: then the decision is forgotten.
         """
-        over = threading.Event()
-        raised: list[Exception] = []
+        result = self.find()
+        if result is None:
+            return None
+        problem = self.rebuild(result.winner, rebuild)
+        if problem:
+            log.warning("autotune chooses anew, %s %s", result.winner, problem)
+            return None
+        return result
 
-        def run(owner: Any) -> None:
-            try:
-                job(owner)
-            except Exception as error:
-                raised.append(error)
-            finally:
-                over.set()
+    def rebuild(self, winner: str, rebuild: Callable[[Candidate], Any] | None = None) -> str:
+        """Compiles who was chosen; forgets the decision if that fails.
 
-        while not background.submit(over, run, owner=task.owner()):  # it has too much to do
-            self._look(task, over)
-        while not over.is_set():
-            self._look(task, over)
-        if raised:
-            raise raised[0]
+        Args:
+            winner: Name of the candidate; nothing is done for eager.
+            rebuild: See `recall`.
 
-    def _look(self, task: Task, over: threading.Event) -> None:
-        if not over.wait(_LOOK_S) and (self.is_stopping or task.owner() is None):
-            raise NotWanted
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder for one graph, beside the decisions.
-
-    Raises:
-        GaveUp: There is no place for it.
-    """
-    with contextlib.ExitStack() as opened:
+        Returns:
+            What went wrong, in words; "" if nothing did.
+        """
+        if winner in NOT_COMPILED:
+            return ""
+        COUNTS.add(compiled=1)
         try:
-            folder = opened.enter_context(process_folder(cache_folder() / "tuning"))
-        except OSError as error:
-            raise GaveUp(f"there is no place for a copy of the graph: {error}") from error
-        yield folder
+            (rebuild or self.subject.build)(self.candidate(winner))
+        except WrongWinner as error:
+            problem = str(error)
+        except Exception as error:
+            problem = f"failed: {brief_error(error)}"
+        else:
+            return ""
+        self.forget()
+        return problem
 
+    # Tuning.
 
-_tuner = Tuner()
+    def tune(
+        self,
+        workload: Callable[[], Workload],
+        in_any_case: Collection[str] = (),
+        without: Collection[str] = (),
+    ) -> TuningResult:
+        """Lets the candidates compete, and keeps the outcome; eager runs the subject if that fails.
 
+        Where the budget suffices for none of them nothing is done, nor kept: the next process has a
+        budget of its own. With `mode="background"` there is no session in a call: another process
+        has tuned the subject, or it stays in eager.
 
-def add(task: Task) -> None:
-    """Has a graph tuned, after those that wait already."""
-    _tuner.put(task)
+        Args:
+            workload: What they compete with.
+            in_any_case: See `GraphBudget`.
+            without: Names of candidates that take no part in this session.
+        """
+        subject, budget = self.subject, self.budget
+        if subject.options.mode == "background":
+            log.info("autotune: a %s was not decided for, and runs in eager", subject.title)
+            return EAGER_ALONE
+        competing = [c for c in subject.competing if c.name not in without]
+        if without and not competing:
+            return EAGER_ALONE
+        title = f"autotune: {subject.title}"
+        try:
+            with budget.spending(), subject.context(), showing(title) as progress:
+                share = GraphBudget(budget, subject.budget_share, in_any_case)
+                model = self.model()
+                if untried := self.untried(share, model, without):
+                    share.warn([row.name for row in untried if row.name != EAGER], subject.title)
+                    return TuningResult(EAGER, untried)
+                work = workload()
+                session = TuningSession(
+                    work,
+                    [subject.prepare(candidate, work) for candidate in competing],
+                    subject.options,
+                    model,
+                    budget,
+                    progress,
+                    share=share,
+                )
+                outcome = session.decide()
+        except Exception as error:
+            log.warning("autotune left a graph to eager: %s", brief_error(error))
+            log.debug("autotune failed", exc_info=True)
+            return EAGER_ALONE
+        return self.accept(outcome, work.arguments.mutated)
 
+    def untried(
+        self, share: GraphBudget, model: CostModel, without: Collection[str] = ()
+    ) -> tuple[CandidateReport, ...]:
+        """Returns a row for each candidate where the budget suffices for none; else nothing.
 
-def _after_fork() -> None:
-    global _tuner
-    _tuner.disown()
-    _tuner = Tuner()
+        Args:
+            share: What the budget allows.
+            model: Predictions for the candidates.
+            without: See `tune`.
+        """
+        names = [c.name for c in self.subject.competing if c.name not in without]
+        expected = {name: model.predict(name).compile_s for name in names}
+        if not expected or any(share.suffices(s, n) for n, s in expected.items()):
+            return ()
+        refused = (CandidateReport(n, share.refusal(s)) for n, s in expected.items())
+        return (CandidateReport(EAGER), *refused)
 
+    def accept(self, outcome: Outcome, mutated: Collection[int]) -> TuningResult:
+        """Returns the result of a session, which is written to the disk if anything was tried.
 
-def _stop() -> None:
-    _tuner.stop()
+        Args:
+            outcome: Of the session.
+            mutated: Positions of the inputs that the subject writes to.
+        """
+        self._short_of_s = outcome.short_of_s
+        self._disturbed = self._disturbed + 1 if outcome.disturbed else 0
+        self._mutated = tuple(sorted(mutated))
+        capture_s = self.subject.key.capture_s
+        capture = {} if capture_s is None else {"capture": capture_s}
+        result = TuningResult(outcome.winner, outcome.rows, {**capture, **outcome.seconds})
+        if outcome.is_tried:
+            self.keep(result)
+        return result
 
+    # What is on disk.
 
-atexit.register(_stop)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    def note_shortage(self) -> None:
+        """Notes that the budget did not last for all that could have been tried."""
+        self._short_of_s = self.budget.total_s
+
+    def keep(self, result: TuningResult) -> None:
+        """Writes a result to the disk."""
+        if self.key is None:
+            return
+        key, options = self.subject.key, self.subject.options
+        with done_without(self.subject.report, "keeping autotune's decision"):
+            Decisions().put(
+                Decision(
+                    self.key,
+                    result.winner,
+                    result.candidates,
+                    key.kind,
+                    key.ops,
+                    key.inputs,
+                    options.objective,
+                    options.precision,
+                    self._mutated,
+                    environment(key.devices),
+                    short_of_s=self._short_of_s,
+                    disturbed=self._disturbed,
+                    seconds=dict(result.seconds),
+                    lines=key.lines(),
+                    features=key.work,
+                )
+            )
+
+    def forget(self) -> None:
+        """Drops the decision on disk: its winner has failed."""
+        if self.key is not None:
+            Decisions().drop(self.key)

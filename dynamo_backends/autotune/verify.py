@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from dynamo_backends._torch_private import copy_captured
 from dynamo_backends.autotune.arguments import Arguments, Watch
 from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.tuning.race import Run
-from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
 from dynamo_backends.verify.rule import (
     aliases,
     is_inexact,
@@ -284,3 +285,21 @@ def _widen(value: Any) -> Any:
         return value
     wide = widen(value.detach())
     return wide.requires_grad_(value.requires_grad)
+
+
+# Methods that name a dtype.
+_CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble"}
+
+
+def precise_captured(captured: fx.GraphModule) -> Callable[..., Any]:
+    """Returns a copy of a graph of Dynamo's that computes every floating-point value in float64.
+
+    Its inputs must be in float64, too. Where the graph casts in ways that are not seen here, its
+    results are less precise, or it raises.
+    """
+    module = in_float64(copy_captured(captured))
+    for node in module.graph.nodes:
+        if node.op == "call_method" and node.target in _CASTS:
+            node.target = _CASTS[node.target]
+    module.recompile()
+    return module.forward

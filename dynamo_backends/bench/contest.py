@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.bench.cells import as_ratio
 from dynamo_backends.bench.dots import Panel, Series, panel, ratios_of
 from dynamo_backends.bench.error_plot import ErrorPanel, error_panel

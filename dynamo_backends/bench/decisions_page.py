@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_backends.autotune.decisions import Decision
-from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.bench.cells import as_ratio
 from dynamo_backends.bench.contest import (
     HEADS,

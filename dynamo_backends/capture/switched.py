@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from dynamo_backends.autotune.reference import precise_captured
+from dynamo_backends.autotune.verify import precise_captured
 from dynamo_backends.verify import restore_rng, snapshot_rng, widen
 from dynamo_backends.verify.rule import relative_error
 

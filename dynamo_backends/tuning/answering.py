@@ -11,9 +11,10 @@ import queue
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 from dynamo_backends.tuning.children import environment, kill
 from dynamo_backends.tuning.stopped_time import (
@@ -93,11 +94,13 @@ class Lost(Exception):
 
     Attributes:
         status: With which it ended; None: it took too long.
+        last_line: What it wrote last to standard error, if that is kept.
     """
 
-    def __init__(self, text: str, status: int | None = None):
+    def __init__(self, text: str, status: int | None = None, last_line: str = ""):
         super().__init__(text)
         self.status = status
+        self.last_line = last_line
 
 
 class AnsweringProcess:
@@ -107,6 +110,7 @@ class AnsweringProcess:
         command: What Python runs there.
         niceness: By how much the priority of the process is lower than that of this one. If it is,
             calls and the process take turns while it has a request (see `turns`).
+        keeps_errors: Whether `Lost.last_line` is known: for processes that do not live long.
 
     Examples:
         >>> with MeasuringProcess() as process:
@@ -116,11 +120,13 @@ class AnsweringProcess:
 
     command: ClassVar[tuple[str, ...]]
     niceness: ClassVar[int] = 0
+    keeps_errors: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[str] | None = None
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._stopped: StoppedTime | None = None  # by calls that go first
+        self._errors: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         """The process starts with the first request."""
@@ -172,8 +178,16 @@ class AnsweringProcess:
         finally:
             turns.discard(child.pid)
         status = child.wait()
+        last_line = self._last_line()
         self.end()
-        raise Lost(f"its process ended with status {status}", status)
+        raise Lost(f"its process ended with status {status}", status, last_line)
+
+    def _last_line(self) -> str:
+        if self._errors is None:
+            return ""
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
 
     def _line(self, pid: int, limit_s: float | None) -> str:
         """Returns what the process writes next; empty at its end."""
@@ -208,11 +222,13 @@ class AnsweringProcess:
 
     def _launched(self, *descriptors: int) -> "subprocess.Popen[str]":
         """Returns the process, which follows the number behind a descriptor if one is given."""
+        if self.keeps_errors:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         return subprocess.Popen(
             [sys.executable, *self.command, *map(argument, descriptors)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors or subprocess.DEVNULL,
             text=True,
             env=environment(),
             # Ctrl-C is for this process alone. In a session of its own, Linux would not count its
@@ -229,10 +245,11 @@ class AnsweringProcess:
             return
         turns.discard(child.pid)
         kill(child)
-        for pipe in (child.stdin, child.stdout):
+        for pipe in (child.stdin, child.stdout, self._errors):
             with contextlib.suppress(OSError, ValueError):
                 if pipe is not None:
                     pipe.close()
+        self._errors = None
 
     def disown(self) -> None:
         """In a forked child: leaves the process to the parent, and lets go of its pipes."""

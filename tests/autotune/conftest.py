@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from dynamo_backends.autotune import relatives, status, tuner
+from dynamo_backends.autotune import status, tuning_thread, warm_start
 from dynamo_backends.pipeline import background
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.tuning.counts import COUNTS, Counts
@@ -24,7 +24,7 @@ METADATA = "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n"
 
 @pytest.fixture(autouse=True)
 def _nothing_won_before() -> None:
-    relatives._ranked.clear()
+    warm_start._ranked.clear()
 
 
 @pytest.fixture(scope="session")
@@ -69,11 +69,11 @@ def eager_seems_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuner.Tuner]:
+def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuning_thread.TuningThread]:
     """A tuner of this test alone, and its graphs: jax keeps code, and with it what it calls."""
     monkeypatch.setattr(status, "_followed", weakref.WeakValueDictionary())
-    made = tuner.Tuner()
-    monkeypatch.setattr(tuner, "_tuner", made)
+    made = tuning_thread.TuningThread()
+    monkeypatch.setattr(tuning_thread, "_thread", made)
     yield made
     made.stop()
     assert background.wait(LONG_S)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import flow, takeover, tuner
+from dynamo_backends.autotune import hot_swap, tuner, tuning_thread
 from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.tuning_thread import TuningThread
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.pipeline import background
 from dynamo_backends.tuning.budget import Budget
@@ -144,7 +145,7 @@ def test_one_that_fails_here_does_not_serve_meanwhile(plant: ModuleType, gate: G
 
 @torch.no_grad()
 @pytest.mark.usefixtures("plant")
-def test_an_earlier_decision_is_loaded_beside_the_calls(counts: Counts, tuning: tuner.Tuner):
+def test_an_earlier_decision_is_loaded_beside_the_calls(counts: Counts, tuning: TuningThread):
     model, x = Slow(), torch.randn(40, 50)
     options = {"candidates": ["good"], "isolate": "off"}
     torch.compile(model, backend="autotune", options=options)(x)
@@ -198,7 +199,7 @@ def test_a_winner_that_fails_in_a_call_serves_no_longer(plant: ModuleType):
         pytest.param("twice in a candidate", marks=pytest.mark.long),
     ],
 )
-def test_a_tuner_that_is_killed_loses_nothing(moment: str, tuning: tuner.Tuner, gate: Gate):
+def test_a_tuner_that_is_killed_loses_nothing(moment: str, tuning: TuningThread, gate: Gate):
     model, x = Slow(), torch.randn(40, 50)
     run = compiled(model, "raises_at_compile", "waits", budget_s=1000)
     run(x)
@@ -241,7 +242,7 @@ DIES = textwrap.dedent("""
 def test_a_tuner_that_is_lost_again_and_again_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(tuner._Process, "command", ("-S", "-c", DIES))
+    monkeypatch.setattr(tuning_thread._BackgroundWorker, "command", ("-S", "-c", DIES))
     model, x = nn.Linear(3, 3), torch.randn(2, 3)
     run = compiled(model, "ts_trace", budget_s=20)
     run(x)
@@ -255,7 +256,7 @@ def test_a_tuner_that_is_lost_again_and_again_is_given_up(
 
 @pytest.mark.long
 @torch.no_grad()
-def test_kills_at_random_moments(tuning: tuner.Tuner, plant: ModuleType):
+def test_kills_at_random_moments(tuning: TuningThread, plant: ModuleType):
     model, x = Slow(), torch.randn(40, 50)
     run = compiled(model, "good", "wrong_numbers", "ts_trace")
     run(x)
@@ -274,10 +275,10 @@ def test_kills_at_random_moments(tuning: tuner.Tuner, plant: ModuleType):
 
 @torch.no_grad()
 def test_a_graph_that_the_budget_does_not_suffice_for_stays_in_eager(
-    monkeypatch: pytest.MonkeyPatch, tuning: tuner.Tuner
+    monkeypatch: pytest.MonkeyPatch, tuning: TuningThread
 ):
     spent = Budget(20, spent_s=20, owes=False)
-    monkeypatch.setattr(flow, "budget_of", lambda *_: spent)
+    monkeypatch.setattr(tuner, "budget_of", lambda *_: spent)
     model, x = nn.Linear(3, 3), torch.randn(2, 3)
     with dynamo_backends.record() as reports:
         run = compiled(model, "ts_trace")
@@ -378,7 +379,7 @@ REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", REASONS)
-def test_what_cannot_be_tuned_so_stays_in_eager(name: str, tuning: tuner.Tuner):
+def test_what_cannot_be_tuned_so_stays_in_eager(name: str, tuning: TuningThread):
     fn, reason, options = REASONS[name]
     x = torch.randn(4, 4, requires_grad=name == "training")
     run = compiled(fn, "ts_trace", **options)
@@ -429,9 +430,9 @@ def test_explain_shows_where_tuning_stands():
 
 
 def test_what_other_processes_do_not_know_is_not_tried(
-    tuning: tuner.Tuner, monkeypatch: pytest.MonkeyPatch
+    tuning: TuningThread, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(takeover, "is_found_elsewhere", lambda backend: False)
+    monkeypatch.setattr(hot_swap, "is_found_elsewhere", lambda backend: False)
     with torch.no_grad():
         compiled(lambda x: x.relu() + 1, "ts_trace")(torch.randn(3))
         assert dynamo_backends.wait_for_tuning(LONG_S)

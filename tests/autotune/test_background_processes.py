@@ -19,7 +19,7 @@ PROGRAM = """
     import json, os, sys, time
     import torch
     import dynamo_backends
-    from dynamo_backends.autotune import tuner
+    from dynamo_backends.autotune import tuning_thread
     from planted_backends import Slow
 
     def say(**words):
@@ -40,7 +40,7 @@ PROGRAM = """
             time.sleep(0.01)
 
     def child_of_the_tuner():
-        process = tuner._tuner._process._child
+        process = tuning_thread._thread._process._child
         return process.pid if process is not None else 0
 """
 

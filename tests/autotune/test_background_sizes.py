@@ -11,15 +11,14 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends import TuningStatus
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune import traffic
+from dynamo_backends.autotune import sizes as autotune_sizes
 from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.rehearsal import rebuilt
-from dynamo_backends.autotune.session import PreparedCandidate, Subject, TuningSession
-from dynamo_backends.autotune.symbols import Description, described, old_places
-from dynamo_backends.autotune.traffic import Traffic, schedule
+from dynamo_backends.autotune.prior import CostModel
+from dynamo_backends.autotune.serialization import rebuilt
+from dynamo_backends.autotune.session import PreparedCandidate, TuningSession, Workload
+from dynamo_backends.autotune.sizes import Description, Traffic, described, old_places, schedule
 from dynamo_backends.pipeline import background
 from dynamo_backends.tuning import budget as budgets
 from dynamo_backends.tuning import race
@@ -120,7 +119,7 @@ def test_sizes_beyond_what_the_winner_assumes_run_in_eager(caplog: pytest.LogCap
 def test_what_new_sizes_need_is_compiled_beside_the_calls(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(traffic, "WAIT_S", 0.0)
+    monkeypatch.setattr(autotune_sizes, "WAIT_S", 0.0)
 
     def fn(x: Tensor) -> Tensor:
         return (x.relu() + 1).sum(1)
@@ -163,15 +162,15 @@ def test_sizes_without_a_value_stay_in_eager():
 
 def test_tuning_waits_for_sizes_or_a_second(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
-    monkeypatch.setattr(traffic.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(autotune_sizes.time, "monotonic", lambda: now[0])
     x = torch.zeros(2, 3)
     seen = Traffic({0: "n"}, (), [2, x])
     seen.note([2, x])
     assert not seen.suffices
-    now[0] += traffic.WAIT_S + 0.01
+    now[0] += autotune_sizes.WAIT_S + 0.01
     assert seen.suffices
     now[0] -= 0.5
-    for size in range(2, 2 + traffic.MOST):
+    for size in range(2, 2 + autotune_sizes.MOST):
         assert not seen.suffices
         seen.note([size, torch.full((size, 3), float(size))])
     assert seen.suffices
@@ -179,7 +178,7 @@ def test_tuning_waits_for_sizes_or_a_second(monkeypatch: pytest.MonkeyPatch):
     seen.close()
     seen.note([2, x])
     sizes = [(values[0], count) for values, count in seen.seen()]
-    assert sizes == [(2, 2), *((n, 1) for n in range(3, 2 + traffic.MOST))]
+    assert sizes == [(2, 2), *((n, 1) for n in range(3, 2 + autotune_sizes.MOST))]
 
 
 def test_inputs_of_calls_are_copied():
@@ -264,7 +263,7 @@ def test_the_winner_is_the_fastest_over_what_occurs(
     monkeypatch.setattr(race, "time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(race, "running_s", lambda: now[0])
     first, other = (Arguments([torch.ones(size)], (), ()) for size in (2, 5))
-    subject = Subject(run("eager"), None, first, others=[other], counts=counts)
+    subject = Workload(run("eager"), None, first, others=[other], counts=counts)
     prepared = [PreparedCandidate("fast_at_2", lambda: run("fast_at_2"))]
     session = TuningSession(
         subject, prepared, AutotuneOptions(), CostModel([]), Budget(100), Progress()

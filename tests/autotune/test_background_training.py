@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import traffic, tuner
-from dynamo_backends.autotune.listening import Task
+from dynamo_backends.autotune import sizes, tuning_thread
 from dynamo_backends.autotune.session import Outcome
+from dynamo_backends.autotune.tuning_thread import Task
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.pipeline import background
 from dynamo_backends.tuning.counts import Counts
@@ -45,8 +45,8 @@ def last_status() -> TuningStatus:
 def test_it_is_tuned_over_the_sizes_that_occur(
     plant: ModuleType, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(traffic, "MOST", 3)
-    monkeypatch.setattr(traffic, "WAIT_S", LONG_S)
+    monkeypatch.setattr(sizes, "MOST", 3)
+    monkeypatch.setattr(sizes, "WAIT_S", LONG_S)
     model = Slow()
 
     def gradient(run: Callable[..., Any], size: int) -> Tensor:
@@ -79,7 +79,7 @@ def without_another_process(winner: str, monkeypatch: pytest.MonkeyPatch) -> lis
         rows = CandidateReport("eager", "slower", 0.0, 0.0), CandidateReport(winner, "", 0.1, 0.0)
         task.decided(task.owner(), Outcome(winner, rows))
 
-    monkeypatch.setattr(tuner, "add", add)
+    monkeypatch.setattr(tuning_thread, "add", add)
     return tasks
 
 

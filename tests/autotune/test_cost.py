@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from dynamo_backends.autotune.cost import CostModel
-from dynamo_backends.autotune.prior import ROWS, GraphDescription
+from dynamo_backends.autotune.prior import TABLE, CostModel, GraphDescription
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning.budget import Budget
 from tests.autotune.test_decisions import decision
@@ -31,7 +30,7 @@ def test_compile_time_grows_with_the_graph():
 
 def test_compile_time_of_one_kind_of_graph_says_something_of_another():
     """A machine that is twice as slow is so for steps, too, whose calls compile faster."""
-    seconds = {kind: ROWS[kind]["inductor"].compile_s for kind in ("inference", "forward", "step")}
+    seconds = {kind: TABLE[kind]["inductor"].compile_s for kind in ("inference", "forward", "step")}
     slow = decision(
         ops=100, candidates=(row("inductor", 0.3 + 2 * 100 * seconds["inference"], 1.5),)
     )

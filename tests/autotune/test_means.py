@@ -10,22 +10,58 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.autotune import flow, relatives
+from dynamo_backends.autotune import tuner, warm_start
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.decisions import Decisions
-from dynamo_backends.autotune.flow import Choice, DecisionFlow, Question
-from dynamo_backends.autotune.means import Means
+from dynamo_backends.autotune.graph_budget import GraphBudget
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.prior import GraphDescription
-from dynamo_backends.autotune.session import PreparedCandidate, Subject
+from dynamo_backends.autotune.prior import CostModel, GraphDescription
+from dynamo_backends.autotune.session import PreparedCandidate, Workload
+from dynamo_backends.autotune.subjects import Subject, TuningKey
+from dynamo_backends.autotune.tuner import GraphTuner, TuningResult
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning import race
 from dynamo_backends.tuning.budget import Budget
 from dynamo_backends.tuning.counts import Counts
 
 CALL_S = {"eager": 0.01, "ts_trace": 0.005, "onnxrt": 0.004}
+
+
+class Planted(Subject):
+    """Something that candidates compete to run.
+
+    Args:
+        key: What is known of it.
+        competing: The candidates.
+        build: Compiles it by a candidate of that name.
+        first: Those that are tried first.
+        share: Of the budget.
+    """
+
+    title = "a graph"
+    key: Any = None
+    competing: Any = ()
+
+    def __init__(
+        self,
+        key: TuningKey,
+        competing: Sequence[Candidate] = (),
+        build: Callable[[str], race.Run] | None = None,
+        first: Sequence[str] = (),
+        share: float = 1.0,
+    ):
+        self.key, self.competing, self.budget_share = key, list(competing), share
+        self.options = AutotuneOptions(candidates=tuple(c.name for c in competing))
+        self._build, self._first = build, {name: i for i, name in enumerate(first)}
+
+    def build(self, candidate: Candidate) -> race.Run:
+        assert self._build is not None
+        return self._build(candidate.name)
+
+    def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+        place = self._first.get(candidate.name)
+        return PreparedCandidate(candidate.name, lambda: self.build(candidate), early=place)
 
 
 class Process:
@@ -41,8 +77,8 @@ class Process:
         patch.setattr(race, "time", SimpleNamespace(sleep=lambda s: None))
         patch.setattr(race, "running_s", lambda: self.now)
         self.budget = Budget(budget_s, clock=lambda: self.now)
-        patch.setattr(flow, "budget_of", lambda *_: self.budget)
-        patch.setattr(Question, "model", lambda q: CostModel([], GraphDescription(q.kind, q.ops)))
+        patch.setattr(tuner, "budget_of", lambda *_: self.budget)
+        patch.setattr(TuningKey, "model", lambda q: CostModel([], GraphDescription(q.kind, q.ops)))
         self.compiled: list[tuple[str, float]] = []
 
     def tune(
@@ -55,7 +91,7 @@ class Process:
         part: float = 1.0,
         mark: str | None = None,
         first: Sequence[str] = (),
-    ) -> Choice:
+    ) -> TuningResult:
         """A graph's tuning session.
 
         Args:
@@ -64,7 +100,7 @@ class Process:
             takes_s: What ts_trace really takes; by default as expected.
             reference_s: What eager takes before any candidate is compiled.
             inside: Done while a candidate is compiled.
-            part: See `Means`.
+            part: See `GraphBudget`.
             mark: Of the graph.
             first: Those that are tried first, and in any case.
         """
@@ -84,24 +120,18 @@ class Process:
             inside()
             return run(name)
 
-        def subject(title: str) -> Subject:
+        def workload() -> Workload:
             self.now += reference_s
-            return Subject(run("eager"), None, Arguments([torch.ones(3)], (), ()), title=title)
+            return Workload(run("eager"), None, Arguments([torch.ones(3)], (), ()))
 
         ops = round((compile_s - 0.3) / 0.01)  # what is written by hand of ts_trace
-        question = Question("inference", mark, ops, (), ["cpu"])
+        key = TuningKey("inference", mark, ops, (), ["cpu"])
         candidates = [Candidate(name, name, "ours") for name in names]
-        options = AutotuneOptions(candidates=names)
-        places: dict[str, int] = {name: i for i, name in enumerate(first)}
-        prepared = [
-            PreparedCandidate(n, lambda n=n: build(n), early=places.get(n))  # type: ignore[misc]
-            for n in names
-        ]
-        made = DecisionFlow(question, candidates, options)
-        return made.tune("a graph", subject, lambda _: prepared, part=part, in_any_case=first)
+        subject = Planted(key, candidates, build, first, part)
+        return GraphTuner(subject).tune(workload, in_any_case=first)
 
 
-def reasons(choice: Choice) -> dict[str, str]:
+def reasons(choice: TuningResult) -> dict[str, str]:
     return {row.name: row.reason for row in choice.candidates}
 
 
@@ -192,10 +222,10 @@ def test_those_that_were_faster_than_eager_are_ranked():
         CandidateReport("tvm", "wrong: inf"),
         CandidateReport("eager", "slower", speedup=(1.0, 1.0, 1.0)),
     ]
-    relatives.note("a", "ts_trace", rows)
-    relatives.note("b", "eager", rows)
-    assert relatives.ranked("a") == ("ts_trace", "onnxrt")
-    assert relatives.ranked("b") == relatives.ranked("c") == ()
+    warm_start.note("a", "ts_trace", rows)
+    warm_start.note("b", "eager", rows)
+    assert warm_start.ranked("a") == ("ts_trace", "onnxrt")
+    assert warm_start.ranked("b") == warm_start.ranked("c") == ()
 
 
 def test_graphs_inside_of_the_first_one_are_tuned_in_any_case(monkeypatch: pytest.MonkeyPatch):
@@ -243,8 +273,8 @@ def test_what_was_tried_in_part_is_kept(monkeypatch: pytest.MonkeyPatch):
 
 def test_nothing_is_spent_where_nothing_competes(monkeypatch: pytest.MonkeyPatch):
     process = Process(monkeypatch, 1)
-    made = DecisionFlow(Question("inference", None, 1, (), ["cpu"]), [], AutotuneOptions())
-    assert made.untried(Means(process.budget)) == ()
+    made = GraphTuner(Planted(TuningKey("inference", None, 1, (), ["cpu"])))
+    assert made.untried(GraphBudget(process.budget), made.model()) == ()
 
 
 @pytest.mark.usefixtures("eager_seems_slow")

@@ -14,10 +14,10 @@ import torch
 import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.chosen import Chosen
 from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.executables import WinnerExecutable
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.rehearsal import try_out
+from dynamo_backends.autotune.worker import try_out
 from dynamo_backends.interface.report import EagerEvent
 from dynamo_backends.tuning.counts import Counts
 from tests.autotune.planted import Slow, slow
@@ -91,7 +91,7 @@ def test_memory_of_losers_is_given_back(x: torch.Tensor, monkeypatch: pytest.Mon
         freed.append({name: kept() is None for name, kept in made.items()})
 
     monkeypatch.setattr(Candidate, "compile", compiled)
-    monkeypatch.setattr("dynamo_backends.autotune.ensemble.return_free_memory", note)
+    monkeypatch.setattr("dynamo_backends.autotune.executables.return_free_memory", note)
     options = {"candidates": ["good", "wrong_numbers"], "isolate": "off"}
     tune(Slow(), x, **options)
     assert freed == [{"good": False, "wrong_numbers": True}]
@@ -204,7 +204,7 @@ def test_what_fails_in_a_forked_child_is_decided_for_the_parent_still(
 ):
     compiled, report = tune(Slow(), x, candidates=["good"], isolate="off")
     plant.state["broken"] = True
-    monkeypatch.setattr("dynamo_backends.autotune.chosen.os.getpid", lambda: -1)
+    monkeypatch.setattr("dynamo_backends.autotune.executables.os.getpid", lambda: -1)
     with torch.no_grad():
         compiled(x)
     assert report.chosen == "eager"
@@ -215,7 +215,7 @@ def test_a_mistake_of_the_user_is_not_the_candidates_fault(plant: ModuleType, co
     def fail(_: torch.Tensor) -> Any:
         raise IndexError("index out of range")
 
-    chosen = Chosen("good", fail, fail, (), (), None)
+    chosen = WinnerExecutable("good", fail, fail, (), (), None)
     with pytest.raises(IndexError, match="out of range"):
         chosen(torch.ones(1))
     assert counts.replaced == 0
@@ -231,7 +231,7 @@ def test_compiled_code_that_gave_up_is_not_called_again(counts: Counts):
     def eager(x: torch.Tensor) -> list[torch.Tensor]:
         return [x + 1]
 
-    chosen = Chosen("good", gives_up, eager, (), [report], None)
+    chosen = WinnerExecutable("good", gives_up, eager, (), [report], None)
     for _ in range(3):
         assert torch.equal(chosen(torch.ones(1))[0], torch.full((1,), 2.0))
     assert counts.replaced == 1
@@ -250,7 +250,7 @@ def test_half_changed_inputs_are_not_run_again(counts: Counts):
         x.add_(1)
         raise RuntimeError("in the middle")
 
-    chosen = Chosen("good", writes_and_fails, lambda x: [x.add_(1)], (0,), (), None)
+    chosen = WinnerExecutable("good", writes_and_fails, lambda x: [x.add_(1)], (0,), (), None)
     with pytest.raises(RuntimeError, match="in the middle"):
         chosen(torch.ones(1))
     assert counts.replaced == 0

@@ -13,13 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends.autotune import flow
+from dynamo_backends.autotune import subjects
 from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.cost import CostModel
 from dynamo_backends.autotune.graph_work import graph_work
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.prior import UNKNOWN, GraphDescription, Prior, Row
-from dynamo_backends.autotune.session import Outcome, PreparedCandidate, Subject, TuningSession
+from dynamo_backends.autotune.prior import UNKNOWN, CostModel, GraphDescription, Prior, Row
+from dynamo_backends.autotune.session import Outcome, PreparedCandidate, TuningSession, Workload
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.tuning import race
 from dynamo_backends.tuning.budget import Budget
@@ -202,7 +201,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Outcome, lis
             now[0] += 10
             return run(name)
 
-        subject = Subject(run("eager"), None, Arguments([torch.ones(3)], (), ()))
+        subject = Workload(run("eager"), None, Arguments([torch.ones(3)], (), ()))
         given = AutotuneOptions(**{"budget_s": 1000, **options})
         prepared = [PreparedCandidate(n, lambda n=n: build(n)) for n in SECONDS if n != "eager"]
         model = CostModel([], described(PRODUCTS), known)
@@ -300,7 +299,7 @@ def test_a_graph_that_cannot_be_described_is_tuned_all_the_same(
         raise TypeError("planted")
 
     monkeypatch.setenv("DYNAMO_BACKENDS_CHECK", "0")  # as users have it: it is contained
-    monkeypatch.setattr(flow, "graph_work", failing)
+    monkeypatch.setattr(subjects, "graph_work", failing)
     x = torch.randn(3, 8)
     options = {"candidates": ["ts_trace"], "isolate": "off"}
     model = nn.Linear(8, 8)

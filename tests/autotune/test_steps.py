@@ -10,8 +10,9 @@ import dynamo_backends
 from dynamo_backends import GraphReport, Step
 from dynamo_backends.aot.step.program.online_comparison import RUN, RUNS, STEPS, OnlineComparison
 from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
-from dynamo_backends.autotune.functional import FUNCTION
-from dynamo_backends.autotune.steps import StepEnsemble
+from dynamo_backends.autotune.graph_subjects import StepSubject
+from dynamo_backends.autotune.options import FUNCTION
+from dynamo_backends.autotune.steps import TunedStep
 from dynamo_backends.inductor.steps import InductorStep
 from dynamo_backends.interface.errors import DynamoBackendsError
 from dynamo_backends.interface.report import EagerEvent
@@ -45,7 +46,7 @@ def train(
 
 def program_of(step: Step) -> StepProgram | None:
     (variant,) = step._programs.variants
-    assert isinstance(variant.program, StepEnsemble)
+    assert isinstance(variant.program, TunedStep)
     return variant.program._program
 
 
@@ -86,10 +87,10 @@ def test_the_budget_is_for_ways_of_steps_before_functional_graphs():
 
 
 def test_a_way_of_steps_that_does_not_compile_is_left_out(monkeypatch: pytest.MonkeyPatch):
-    def fails(self: StepEnsemble, candidate: Any) -> StepProgram:
+    def fails(self: StepSubject, candidate: Any) -> StepProgram:
         raise ZeroDivisionError("in the vendor's code")
 
-    monkeypatch.setattr(StepEnsemble, "_written_over", fails)
+    monkeypatch.setattr(StepSubject, "compile_overwriting", fails)
     step, report = train("openxla", net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
     assert report.chosen == "eager"
@@ -101,10 +102,10 @@ def test_a_way_of_steps_that_does_not_compile_is_left_out(monkeypatch: pytest.Mo
 def test_who_refuses_to_write_over_a_step_takes_part_as_a_functional_graph(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def refuses(self: StepEnsemble, candidate: Any) -> StepProgram:
+    def refuses(self: StepSubject, candidate: Any) -> StepProgram:
         raise DynamoBackendsError("not this step")
 
-    monkeypatch.setattr(StepEnsemble, "_written_over", refuses)
+    monkeypatch.setattr(StepSubject, "compile_overwriting", refuses)
     step, report = train("openxla", net=nets.mlp)
     assert report.chosen == "openxla"
     assert isinstance(program_of(step), CopyingProgram)
@@ -126,15 +127,15 @@ def test_a_remembered_winner_that_does_not_compile_is_contested(
     counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
     train("ts_trace")
-    compile_in_its_way = StepEnsemble._compile
+    compile_in_its_way = StepSubject.compile_step
     failures = iter([True])
 
-    def fails_once(self: StepEnsemble, candidate: Any) -> StepProgram:
+    def fails_once(self: StepSubject, candidate: Any) -> StepProgram:
         if next(failures, False):
             raise ZeroDivisionError
         return compile_in_its_way(self, candidate)
 
-    monkeypatch.setattr(StepEnsemble, "_compile", fails_once)
+    monkeypatch.setattr(StepSubject, "compile_step", fails_once)
     _, report = train("ts_trace")
     assert (counts.sessions, counts.remembered) == (2, 1)
     assert report.chosen == "ts_trace"
@@ -142,20 +143,20 @@ def test_a_remembered_winner_that_does_not_compile_is_contested(
 
 def fail_from_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes openxla's steps raise from a step on, but not when they are tried on copies."""
-    run, run_ensemble = XlaStep.__call__, StepEnsemble.__call__
-    ensembles: list[StepEnsemble] = []
+    run, run_tuned = XlaStep.__call__, TunedStep.__call__
+    tuned_steps: list[TunedStep] = []
 
     def fails(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
-        if ensembles[-1].launches >= number:
+        if tuned_steps[-1].launches >= number:
             raise RuntimeError("out of memory")
         run(self, inputs, taken)
 
-    def tracked(self: StepEnsemble, inputs: Any, taken: list[Any]) -> None:
-        ensembles.append(self)
-        run_ensemble(self, inputs, taken)
+    def tracked(self: TunedStep, inputs: Any, taken: list[Any]) -> None:
+        tuned_steps.append(self)
+        run_tuned(self, inputs, taken)
 
     monkeypatch.setattr(XlaStep, "__call__", fails)
-    monkeypatch.setattr(StepEnsemble, "__call__", tracked)
+    monkeypatch.setattr(TunedStep, "__call__", tracked)
 
 
 @pytest.mark.usefixtures("eager_seems_slow")
@@ -345,9 +346,9 @@ def test_the_winner_can_be_wrong_in_its_own_way_and_others_go_on(monkeypatch: py
         def outputs(self, taken: list[Any]) -> list[Any]:
             return [x + 1 for x in super().outputs(taken)]
 
-    build = StepEnsemble._compile
+    build = StepSubject.compile_step
     monkeypatch.setattr(
-        StepEnsemble,
+        TunedStep,
         "_compile",
         lambda self, candidate: Spoilt(self._graph, build(self, candidate)._run),
     )

@@ -154,11 +154,11 @@ def test_the_pipeline_alone_splits():
 def test_a_functional_graph_that_fails_later_is_replaced(
     counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
-    from dynamo_backends.autotune.functional import GraphEnsemble
+    from dynamo_backends.autotune.executables import TunedGraph
 
-    made: list[GraphEnsemble] = []
+    made: list[TunedGraph] = []
     monkeypatch.setattr(
-        Autotune, "compile", lambda _, g, o: made.append(GraphEnsemble(g, o)) or made[-1]
+        Autotune, "compile", lambda _, g, o: made.append(TunedGraph(g, o)) or made[-1]
     )
 
     def backend(gm: Any, inputs: Any) -> Any:
@@ -169,8 +169,8 @@ def test_a_functional_graph_that_fails_later_is_replaced(
     x = torch.randn(5, 6)
     with torch.no_grad():
         compiled(x)
-        (ensemble,) = made
-        ensemble._chosen = lambda _: 1 / 0  # type: ignore[assignment,return-value]
+        (graph,) = made
+        graph._winner = lambda _: 1 / 0  # type: ignore[assignment,return-value]
         for _ in range(2):
             torch.testing.assert_close(compiled(x), model(x))
     assert counts.replaced == 1

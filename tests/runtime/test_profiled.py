@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import dynamo_backends
-from dynamo_backends.autotune.chosen import Chosen
+from dynamo_backends.autotune.executables import WinnerExecutable
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.profiled import graph_name, part_names, profiled_as
 
@@ -83,7 +83,7 @@ def test_a_whole_step_has_a_name():
 
 def test_what_autotune_chose_has_the_name_of_the_winners_graph():
     report = GraphReport("inductor", "inference", capture=2)
-    chosen = Chosen("inductor", lambda x: [x + 1], lambda x: [x + 1], (), [report], None)
+    chosen = WinnerExecutable("inductor", lambda x: [x + 1], lambda x: [x + 1], (), [report], None)
     assert "inductor inference graph 2" in seconds_by_name(lambda: chosen(torch.ones(3)))
 
 

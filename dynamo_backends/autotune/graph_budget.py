@@ -1,4 +1,4 @@
-"""Who is tried within the budget, which is one for all graphs of a process."""
+"""The share of the budget of a process that one graph may spend."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -13,8 +13,8 @@ EARLY = 0.5
 _MEASURING = 2.0  # times as long as the reference: what verifying and measuring a candidate takes
 
 
-class Means:
-    """What the budget allows for one graph; to be made when that is begun with.
+class GraphBudget:
+    """What the budget allows for one graph; made when tuning of the graph begins.
 
     Args:
         budget: Of the process.
@@ -25,7 +25,7 @@ class Means:
     def __init__(self, budget: Budget, part: float = 1.0, in_any_case: Collection[str] = ()):
         left = budget.left_s
         self.budget = budget
-        self._kept_s = left * (1 - part)
+        self._reserved_s = left * (1 - part)
         self._has_one_free = budget.owes or left > (1 - EARLY) * budget.total_s
         self._in_any_case = frozenset(in_any_case)
         self._measuring_s = 0.0
@@ -33,14 +33,14 @@ class Means:
     @property
     def left_s(self) -> float:
         """Seconds that are left."""
-        return max(0.0, self.budget.left_s - self._kept_s)
+        return max(0.0, self.budget.left_s - self._reserved_s)
 
     @property
     def compile_s(self) -> float:
         """Seconds that a candidate may be expected to compile for."""
         return max(0.0, self.left_s - self._measuring_s)
 
-    def suffice(self, compile_s: float, name: str) -> bool:
+    def suffices(self, compile_s: float, name: str) -> bool:
         """Returns whether a candidate is tried.
 
         Args:
@@ -50,11 +50,11 @@ class Means:
         is_free = self._has_one_free or name in self._in_any_case
         return is_free or compile_s <= self.compile_s
 
-    def referred(self, seconds: float) -> None:
+    def note_reference(self, seconds: float) -> None:
         """Notes what eager took, also in float64 and on other inputs."""
         self._measuring_s = _MEASURING * seconds
 
-    def finished(self, is_right: bool) -> None:
+    def note_finished(self, is_right: bool) -> None:
         """Notes that a candidate of the graph was compiled; others have to fit in.
 
         Args:
@@ -73,10 +73,10 @@ class Means:
         expected = compile_s + self._measuring_s
         return (
             f"not tried: about {expected:.0f} s for it are more than what is left of the "
-            f"budget of {total:g} s{' beside that of the backward graph' * bool(self._kept_s)}"
+            f"budget of {total:g} s{' beside that of the backward graph' * bool(self._reserved_s)}"
         )
 
-    def tell(self, cut: Sequence[str], what: str) -> None:
+    def warn(self, cut: Sequence[str], what: str) -> None:
         """Warns of candidates that are not tried: once, since the budget is the same for all.
 
         Args:

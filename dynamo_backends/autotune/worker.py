@@ -1,14 +1,13 @@
-"""The process in which `mode="background"` tunes: one graph after the other.
+"""The process in which autotune tunes in the background, and tries candidates that may crash.
 
-python -m dynamo_backends.autotune.tuner_process
+python -m dynamo_backends.autotune.worker
 
-Requests and answers are JSON, one per line, on standard input and output; between them lines with
-"said" tell what is going on. The graph and copies of its inputs are in a folder (`serialization`).
+Requests and answers are JSON, one per line, on standard input and output (see `WorkerProcess`);
+between them lines with "said" tell what is going on. The graph and copies of its inputs are in a
+folder (see `serialization`).
 """
 
 import dataclasses
-import os
-import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,21 @@ from torch import fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.autocast import autocast_as
 from dynamo_backends.autotune.backend import Split
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.ensemble import Ensemble
-from dynamo_backends.autotune.means import Means
-from dynamo_backends.autotune.names import SPLIT
-from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.rehearsal import read_options, rebuilt
+from dynamo_backends.autotune.graph_budget import GraphBudget
+from dynamo_backends.autotune.options import SPLIT, AutotuneOptions
+from dynamo_backends.autotune.serialization import autocast_as, rebuilt
 from dynamo_backends.autotune.session import (
     Outcome,
     PreparedCandidate,
-    Subject,
     TuningSession,
     Unsuitable,
+    Workload,
 )
-from dynamo_backends.autotune.symbols import Description, old_places
-from dynamo_backends.autotune.traffic import Assumed
-from dynamo_backends.autotune.training import TrainingEnsemble
+from dynamo_backends.autotune.sizes import Assumed, Description, old_places
+from dynamo_backends.autotune.subjects import FunctionSubject, differentiated
+from dynamo_backends.autotune.verify import judge, precise_captured
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.tuning.budget import Budget, cpu_s, share
@@ -46,7 +42,73 @@ from dynamo_backends.tuning.race import Run
 from dynamo_backends.tuning.requests import Say, answer_all
 
 
-class _Telling(Progress):
+def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
+    """Returns what came of a request; {} for one without a folder, which starts the process."""
+    if "folder" not in request:
+        return {}
+    try:
+        folder = Path(request["folder"])
+        if "settings" in request:
+            serialization.apply_settings(request["settings"])
+        graph, values = serialization.read(folder)
+        if "candidate" in request:
+            return {"problem": try_out(graph, values, request)}
+        others = serialization.read_others(folder, values)
+        return tuned(graph, values, others, request, say)
+    except Exception as error:
+        return {"problem": brief_error(error)}
+    finally:
+        torch._dynamo.reset()
+
+
+def read_options(given: dict[str, Any]) -> AutotuneOptions:
+    """Returns options that were JSON."""
+    settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return AutotuneOptions(**settings)
+
+
+# Trying one candidate.
+
+
+def try_out(graph: fx.GraphModule, values: list[Any], request: dict[str, Any]) -> str:
+    """Compiles, calls and verifies a candidate.
+
+    Returns:
+        What goes wrong; "" if nothing does.
+    """
+    candidate = Candidate(**request["candidate"])
+    options, training = read_options(request["options"]), request["training"]
+    uncopied = frozenset(request["uncopied"])
+    adapt: Callable[[Callable[..., Any]], Run] = (
+        differentiated if training else lambda compiled: lambda args: compiled(*args)
+    )
+
+    def compile_captured(captured: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return candidate.compile(captured, inputs, options)
+
+    module = rebuilt(graph, values, uncopied)
+    compiled = torch.compile(module, backend=compile_captured)
+    outputs: Any = graph.graph.output_node().args[0]
+    workload = Workload(
+        adapt(graph.forward),
+        adapt(precise_captured(graph)),
+        Arguments(values, uncopied, request["mutated"]),
+        outputs=len(outputs) if training else None,
+    )
+    with torch.set_grad_enabled(training):
+        trials = workload.trials()
+        run = adapt(lambda *args: compiled(*(a for i, a in enumerate(args) if i not in uncopied)))
+        try:
+            verdict = judge(trials, run, candidate.reduced)
+        except Exception as error:
+            return f"failed in a process of its own: {brief_error(error)}"
+    return f"wrong: {verdict.wrong}" if verdict.wrong else ""
+
+
+# Tuning one graph.
+
+
+class _ToldProgress(Progress):
     """Tells the parent how far it is.
 
     Args:
@@ -73,33 +135,6 @@ class _Telling(Progress):
         self._say({"leads": name, "spent_s": self._budget.spent_s})
 
 
-def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
-    """Returns what came of tuning a graph, or why nothing did; {} without one."""
-    if "folder" not in request:
-        return {}
-    try:
-        _set(request["settings"])
-        graph, values = serialization.read(Path(request["folder"]))
-        others = serialization.read_others(Path(request["folder"]), values)
-        return tuned(graph, values, others, request, say)
-    except Exception as error:
-        return {"problem": brief_error(error)}
-    finally:
-        torch._dynamo.reset()
-
-
-def _set(settings: dict[str, Any]) -> None:
-    """torch and the environment are set as in the process that asks."""
-    os.environ.clear()
-    os.environ.update(settings["environment"])
-    places = settings["environment"]["PYTHONPATH"].split(os.pathsep)
-    sys.path += [place for place in places if place not in sys.path]
-    torch.set_num_threads(settings["threads"])
-    torch.set_float32_matmul_precision(settings["precision"])
-    torch.set_default_dtype(getattr(torch, settings["dtype"]))
-    torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warns"])
-
-
 def tuned(
     graph: fx.GraphModule,
     values: Sequence[Any],
@@ -120,17 +155,18 @@ def tuned(
     symbols = Description(**request["symbols"]) if request["symbols"] else None
     sizes = {int(i): place for i, place in symbols.sizes.items()} if symbols else {}
     module = rebuilt(graph, values, static, sizes)
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
 
     def choose(captured: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
-            given = others
+            sets = others
             if symbols is not None:
                 places = old_places(captured, symbols)
-                given = [_placed(inputs, values, places, static) for values in others]
-            found.append(_answered(*_decided(captured, inputs, given, request, say)))
+                sets = [_reordered(inputs, values, places, static) for values in others]
+            outcome, budget = _decide(captured, inputs, sets, request, say)
+            answers.append({**plain(outcome), "spent_s": budget.spent_s})
         except Exception as error:
-            found.append({"problem": brief_error(error)})
+            answers.append({"problem": brief_error(error)})
         return captured.forward
 
     for i, kinds in symbols.dims.items() if symbols else ():
@@ -138,13 +174,15 @@ def tuned(
     with torch.set_grad_enabled(request["training"]), autocast_as(request["settings"]["autocast"]):
         run = torch.compile(module, backend=choose, dynamic=symbols is not None)
         run(*(value for i, value in enumerate(values) if i not in static and i not in sizes))
-    return found[0] if len(found) == 1 else {"problem": "the copy of the graph is not one graph"}
+    if len(answers) != 1:
+        return {"problem": "the copy of the graph is not one graph"}
+    return answers[0]
 
 
-def _placed(
+def _reordered(
     inputs: Sequence[Any], values: Sequence[Any], places: Sequence[int], static: Collection[int]
 ) -> list[Any]:
-    """Inputs of the graph that was captured anew; weights are its own.
+    """Returns inputs of the graph that was captured anew; weights are its own.
 
     Args:
         inputs: That it was captured with.
@@ -155,7 +193,7 @@ def _placed(
     return [x if p in static else values[p] for x, p in zip(inputs, places, strict=True)]
 
 
-def _decided(
+def _decide(
     captured: fx.GraphModule,
     inputs: Sequence[Any],
     others: Sequence[Sequence[Any]],
@@ -167,31 +205,36 @@ def _decided(
     competing = [dataclasses.replace(c, made=split) if c.backend == SPLIT else c for c in competing]
     known = list(map(CandidateReport.from_dict, request["known"]))
     symbols = private.CapturedSymbols(inputs)
-    options: AutotuneOptions = read_options(request["options"])
-    ensemble = Ensemble(captured, inputs, options, request["number"])
-    if request["training"]:
-        ensemble = TrainingEnsemble(captured, inputs, options, request["number"], split)
+    options = read_options(request["options"])
+    whole = split if request["training"] else None
+    subject = FunctionSubject(captured, inputs, options, request["number"], whole)
     if others:
-        ensemble.bounds = None
-    ensemble.first = request["first"]
+        subject.bounds = None
+    subject.first = request["first"]
     budget = Budget(options.budget_s, request["spent_s"], cpu_s, request["owes"])
     share(repr(options), budget)  # with forward and backward graphs inside of this one
-    with budget.spending(), ensemble.apart():
-        static, mutated = private.captured_static_inputs(captured), ensemble.mutated()
+    with budget.spending(), subject.context():
+        static, mutated = subject.static, subject.mutated()
         more = [Arguments(values, static, mutated, watched=False) for values in others]
-        subject = ensemble.subject("", others=more, counts=request["counts"])
-        prepared = [ensemble.prepared(candidate, subject) for candidate in competing]
+        workload = subject.workload(others=more, counts=request["counts"])
+        prepared = [subject.prepare(candidate, workload) for candidate in competing]
         if others:
-            prepared = [_where_right(each, subject, symbols, ensemble.kind) for each in prepared]
-        model = ensemble.question().model()
-        progress = _Telling(say, budget)
-        means = Means(budget, in_any_case=request["in_any_case"])
-        session = TuningSession(subject, prepared, options, model, budget, progress, known, means)
+            prepared = [_where_right(each, workload, symbols, subject.kind) for each in prepared]
+        session = TuningSession(
+            workload,
+            prepared,
+            options,
+            subject.key.model(),
+            budget,
+            _ToldProgress(say, budget),
+            known,
+            GraphBudget(budget, in_any_case=request["in_any_case"]),
+        )
         return session.decide(), budget
 
 
 def _where_right(
-    prepared: PreparedCandidate, subject: Subject, symbols: private.CapturedSymbols, kind: str
+    prepared: PreparedCandidate, workload: Workload, symbols: private.CapturedSymbols, kind: str
 ) -> PreparedCandidate:
     """Returns a candidate as it would serve: eager runs the sizes that it is not compiled for.
 
@@ -199,26 +242,15 @@ def _where_right(
     """
 
     def build() -> Run:
-        run, eager = prepared.build(), subject.original
+        run, eager = prepared.build(), workload.original
         if kind == "training":  # the backward graph may be compiled, and assume more, in a call
-            run(subject.arguments.fresh())
+            run(workload.arguments.fresh())
         assumed = Assumed(symbols.assumed(), symbols.numbers)
         if assumed.unknown:
             raise Unsuitable(f"assumes {assumed}, which no input tells")
         return lambda args: run(args) if assumed.holds(args) else eager(args)
 
     return dataclasses.replace(prepared, build=build)
-
-
-def _answered(outcome: Outcome, budget: Budget) -> dict[str, Any]:
-    return {
-        "winner": outcome.winner,
-        "rows": plain(outcome.rows),
-        "short_of_s": outcome.short_of_s,
-        "seconds": plain(outcome.seconds),
-        "disturbed": outcome.disturbed,
-        "spent_s": budget.spent_s,
-    }
 
 
 def main() -> None:

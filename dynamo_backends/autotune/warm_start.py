@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends.autotune.identity import describe, qualified
-from dynamo_backends.autotune.names import EAGER
+from dynamo_backends.autotune.decisions import describe, qualified
+from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.runtime.lru import LRU
 
 _ranked: LRU[str, tuple[str, ...]] = LRU(256)
 
 
-def mark_of(
+def function_hash(
     captured: fx.GraphModule, values: Sequence[Any], static: Collection[int], kind: str
 ) -> str:
     """A hash that graphs of the same function have in common, whatever the sizes of their inputs.
@@ -43,20 +43,20 @@ def _is_tensor(node: fx.Node) -> bool:
     return any(isinstance(x, Tensor) for x in (value if isinstance(value, Sequence) else [value]))
 
 
-def note(mark: str, winner: str, rows: Sequence[CandidateReport]) -> None:
+def note(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
     """Notes who was faster than eager for a graph.
 
     Args:
-        mark: Of the graph.
+        function: Its hash.
         winner: Who runs it; if that is eager, nothing is noted.
         rows: Of all candidates, the fastest one first.
     """
     if winner == EAGER:
         return
     others = (row.name for row in rows if row.name not in (winner, EAGER) and row.is_faster)
-    _ranked.put(mark, (winner, *others))
+    _ranked.put(function, (winner, *others))
 
 
-def ranked(mark: str) -> tuple[str, ...]:
+def ranked(function: str) -> tuple[str, ...]:
     """Who was faster than eager for the last graph of the same function, the winner first."""
-    return _ranked.get(mark) or ()
+    return _ranked.get(function) or ()

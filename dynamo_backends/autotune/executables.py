@@ -1,0 +1,205 @@
+"""What runs instead of a captured function or a functional graph, once autotune has chosen.
+
+`compile_function` is the way of a graph of Dynamo's from top to bottom. A functional graph is an
+`Executable` whose first call chooses, for its inputs are known then.
+"""
+
+import gc
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private.forks import fork_safe_rlock
+from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.graph_subjects import GraphSubject
+from dynamo_backends.autotune.options import EAGER, AutotuneOptions
+from dynamo_backends.autotune.subjects import FunctionSubject
+from dynamo_backends.autotune.tuner import GraphTuner
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.publishing import publish, trace
+from dynamo_backends.interface.report import GraphReport, Region
+from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.profiled import graph_name, profiled_as
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.race import Run
+
+
+def compile_function(subject: FunctionSubject) -> Callable[..., Any]:
+    """Returns what Dynamo is to call in place of a graph: the winner, or eager.
+
+    Args:
+        subject: The graph.
+    """
+    subject.check_calibration()
+    tuner = GraphTuner(subject)
+    result = tuner.recall()
+    if result is None:
+        in_any_case = subject.start_warm()
+        result = tuner.tune(subject.workload, in_any_case)
+    winner = result.winner
+    subject.note_winner(winner, result.candidates)
+    reports = subject.reports_of(winner)
+    subject.describe_choice(reports, winner, result.candidates)
+    for report in reports:
+        report.tuning_seconds = result.seconds
+        report.log_fallbacks()
+        publish(report)
+    trace(reports[0], "autotune")
+    eager: Callable[..., Any] = subject.captured.forward
+    compiled = eager if winner == EAGER else subject.compiled[winner]
+    losers = subject.compiled.keys() - {winner}
+    subject.compiled, subject.reports = {}, {}
+    if losers:
+        gc.collect()  # graphs refer to themselves
+        return_free_memory()
+    if winner == EAGER:
+        return eager
+    return WinnerExecutable(winner, compiled, eager, sorted(subject.mutated()), reports, tuner.key)
+
+
+def winner_switch(
+    eager: Callable[..., Any],
+    reports: Sequence[GraphReport],
+    region: Region,
+    failure: str,
+    key: str | None,
+) -> EagerSwitch:
+    """Returns the way back from a winner, whose decision on disk, if any, is dropped."""
+    process = os.getpid()
+
+    def forget() -> None:
+        COUNTS.add(replaced=1)
+        for report in reports:
+            report.chosen = EAGER
+            if report.tuning:
+                report.tuning = f"gave up ({failure})"
+        if key is not None and os.getpid() == process:  # a vendor may fail in a forked child alone
+            Decisions().drop(key)
+
+    return EagerSwitch(eager, reports, region, failure=failure, on_switch=forget)
+
+
+class WinnerExecutable:
+    """Runs a graph of Dynamo's with a candidate, until that fails; from then on, in eager.
+
+    Args:
+        name: Of the candidate.
+        compiled: The graph, compiled by it.
+        eager: The graph as Dynamo captured it.
+        mutated: Positions of the inputs that the graph writes to.
+        reports: Where the candidate says that its compiled code gave up, if it reports at all.
+        key: Of the decision on disk, which is dropped when the candidate fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        compiled: Callable[..., Any],
+        eager: Callable[..., Any],
+        mutated: Sequence[int],
+        reports: Sequence[GraphReport],
+        key: str | None,
+    ):
+        self.name = name
+        self._compiled = compiled
+        self._profiled_as = graph_name(reports[0]) if reports else name
+        self._mutated = tuple(mutated)
+        self._gave_up = tuple(r.events for r in reports)
+        failure = f"{name}, which autotune had chosen, failed"
+        self._switch = winner_switch(eager, reports, "graph", failure, key)
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the graph.
+
+        Raises:
+            Exception: What eager raises; or what the candidate raised after it wrote to an input.
+        """
+        written = [_version(args[i]) for i in self._mutated]
+        try:
+            with profiled_as(self._profiled_as):
+                results = self._compiled(*args)
+        except Exception as error:
+            if written != [_version(args[i]) for i in self._mutated]:
+                raise  # eager would start from inputs that are half changed
+            results = self._switch.instead(error, *args)
+            self._compiled, self._gave_up = self._switch.eager, ()
+            return results
+        for events in self._gave_up:
+            if events:
+                self._switch.failed(events[-1].reason)
+                self._compiled, self._gave_up = self._switch.eager, ()
+                break
+        return results
+
+
+def _version(value: Any) -> int | None:
+    if not isinstance(value, Tensor) or value.is_inference():
+        return None
+    return value._version
+
+
+class TunedGraph(Executable):
+    """A functional graph, for which the first call chooses.
+
+    Args:
+        graph: With static shapes, undecomposed (see `Autotune.keeps`).
+        options: Of autotune.
+    """
+
+    def __init__(self, graph: Graph, options: AutotuneOptions):
+        self._subject = GraphSubject(graph, options)
+        self._merge = in_order(graph)
+        self._lock = fork_safe_rlock()
+        self._switch: EagerSwitch | None = None
+        self._winner: Run | None = None
+
+    def report_to(self, report: GraphReport) -> None:
+        """See `Executable.report_to`."""
+        self._subject.report = report
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`. Candidates watch the weights that they prepare themselves."""
+
+        def run(activations: list[Tensor]) -> list[Tensor]:
+            values = self._merge(weights, activations)
+            activations.clear()
+            return self._run(values)
+
+        return run, ()
+
+    def _run(self, values: list[Any]) -> list[Any]:
+        run, eager = self._winner, self._subject.eager
+        if run is None and compiles_nothing():
+            return list(eager(values))
+        if run is None:
+            with self._lock, private.disable_current_modes(), torch.no_grad():
+                run = self._winner = self._winner or self._choose(values)
+        if run is eager:
+            return list(eager(values))
+        try:
+            return list(run(list(values)))
+        except Exception as error:
+            assert self._switch is not None
+            results: list[Any] = self._switch.instead(error, values)
+            self._winner = eager
+            return results
+
+    def _choose(self, values: list[Any]) -> Run:
+        subject = self._subject
+        tuner = GraphTuner(subject)
+        result = tuner.recall() or tuner.tune(lambda: subject.workload(values))
+        winner = result.winner
+        run = subject.eager if winner == EAGER else subject.programs[winner]
+        subject.describe_choice(*result)
+        failure = f"{winner}, which autotune had chosen, failed"
+        reports = [] if subject.report is None else [subject.report]
+        self._switch = winner_switch(subject.eager, reports, "graph", failure, tuner.key)
+        return run

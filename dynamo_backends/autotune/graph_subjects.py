@@ -1,0 +1,315 @@
+"""Subjects that the pipeline makes: a functional graph, and a whole training step.
+
+Inputs are known at the first call; who runs the graph is decided there (see `executables`).
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.inputs import value_text
+from dynamo_backends.aot.step.program.backends import compile_whole, step_backend
+from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune.candidates import Candidate, candidates
+from dynamo_backends.autotune.options import NOT_COMPILED, AutotuneOptions
+from dynamo_backends.autotune.session import PreparedCandidate, Workload, failure_of
+from dynamo_backends.autotune.subjects import Subject, TuningKey, work_of
+from dynamo_backends.autotune.verify import Trial, judge
+from dynamo_backends.graph.call_tracing import CallTraces
+from dynamo_backends.graph.decompose import decompose, retrace
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.fingerprint import fingerprint
+from dynamo_backends.graph.graph import Graph, user_lines
+from dynamo_backends.graph.lstm import without_workspaces
+from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
+from dynamo_backends.interface import protocols
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import DynamoBackendsError, brief_error
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.publishing import trace
+from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.interface.report import CandidateReport, GraphReport
+from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
+from dynamo_backends.runtime.results import Results
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.race import Run
+from dynamo_backends.verify import in_float64, restore_rng, snapshot_rng
+
+log = logging.getLogger("dynamo_backends")
+
+_FORWARD_SHARE = 0.5  # of what is left of the budget; the rest is for its backward graph
+
+_WEIGHTS = WEIGHT_ROLES | {Role.MUTATED}
+
+
+class GraphSubject(Subject):
+    """A functional graph in normal form: a forward or a backward graph.
+
+    Candidates compile the whole graph through the pipeline's program builder, so each has its own
+    partition and its own operators in eager. All start from the same trace: `Autotune.keeps` has
+    AOT Autograd decompose nothing that a candidate may want whole.
+
+    Args:
+        graph: With static shapes, undecomposed.
+        options: Of autotune.
+
+    Attributes:
+        report: Of the graph.
+        programs: What candidates have compiled for a session, by their names.
+    """
+
+    def __init__(self, graph: Graph, options: AutotuneOptions):
+        self.graph = graph
+        self.options = options
+        self.budget_share = _FORWARD_SHARE if graph.kind == "forward" else 1.0
+        self.programs: dict[str, Run] = {}
+        self._reports: dict[str, GraphReport] = {}
+        results, module = Results(graph), graph.module
+        self.eager: Run = lambda values: results(module(*values))
+
+    @property
+    def title(self) -> str:
+        """See `Subject.title`."""
+        return f"{self.graph.kind} graph with {len(self.graph.calls)} operators"
+
+    @cached_property
+    def _devices(self) -> list[str]:
+        values = [place.meta["val"] for place in self.graph.placeholders]
+        return sorted({v.device.type for v in values if isinstance(v, Tensor)} or {"cpu"})
+
+    @cached_property
+    def competing(self) -> list[Candidate]:
+        """See `Subject.competing`."""
+        infers = self.graph.kind == "inference"
+        return [
+            c
+            for c in candidates(self.options, self._devices)
+            if (c.owner == "ours" or c.backend == InductorBlocks.name)
+            and not c.reduced
+            and (infers or c.trains)
+        ]
+
+    @cached_property
+    def key(self) -> TuningKey:
+        """See `Subject.key`."""
+        graph = self.graph
+        places = zip(graph.placeholders, graph.inputs, strict=True)
+        return TuningKey(
+            graph.kind,
+            fingerprint(graph),
+            len(graph.calls),
+            tuple(value_text(p.meta["val"]) for p, x in places if x.role not in _WEIGHTS),
+            self._devices,
+            lines=lambda: user_lines(graph.module.graph),
+            work=work_of(graph.module),
+        )
+
+    @property
+    def weights(self) -> list[int]:
+        """Positions of the inputs that are parameters, buffers, or what a graph updates."""
+        return [i for i, x in enumerate(self.graph.inputs) if x.role in _WEIGHTS]
+
+    def workload(self, values: list[Any]) -> Workload:
+        """Returns what candidates are verified and measured on.
+
+        Args:
+            values: Inputs; not changed.
+        """
+        precise = in_float64(self.graph.module)
+        arguments = Arguments(values, self.weights, ())
+        title = f"autotune: {self.title}"
+        return Workload(self.eager, lambda args: precise(*args), arguments, title=title)
+
+    def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+        """See `Subject.prepare`."""
+        return PreparedCandidate(
+            candidate.name,
+            lambda: self.build(candidate),
+            failed=lambda: failure_of([self._reports[candidate.name]]),
+        )
+
+    def build(self, candidate: Candidate) -> Run:
+        """Returns the graph compiled by a candidate, with eager for what it does not support."""
+        from dynamo_backends.pipeline.blocks import build_program
+
+        backend, options = self.compiler(candidate)
+        number = self.report.capture if self.report is not None else 0
+        report = GraphReport(candidate.name, self.graph.kind, number)
+        self._reports[candidate.name] = report
+        graph = decomposed(self.graph, backend, options)
+        with private.keep_unused_draws(), reporting.apart():
+            run = build_program(backend, graph, options, report)
+        self.programs[candidate.name] = run
+        return run
+
+    def compiler(self, candidate: Candidate) -> tuple[Backend, Options]:
+        """Returns the backend that compiles functional graphs for a candidate, and its options."""
+        if candidate.owner != "ours":
+            return InductorBlocks(), Options(**self.options.common())
+        backend = get_backend(candidate.backend)
+        options = protocols.single_process_options(backend, candidate.options(self.options))
+        return backend, options
+
+    # Reports.
+
+    def describe_choice(
+        self, winner: str, rows: tuple[CandidateReport, ...], seconds: Mapping[str, float]
+    ) -> None:
+        """Notes in the graph's report what was chosen, and what the winner leaves to eager.
+
+        What was compiled for the session is dropped.
+        """
+        report, own = self.report, self._reports.get(winner)
+        self._reports.clear()
+        self.programs.clear()
+        if report is None:
+            return
+        report.candidates += rows
+        report.tuning_seconds = seconds
+        names = dict.fromkeys([*filter(None, report.chosen.split(", ")), winner])
+        report.chosen = ", ".join(names)
+        if own is not None:
+            report.fallbacks += own.fallbacks
+            report.ops_in_eager += own.ops_in_eager
+            report.ops_on_backend -= own.ops_in_eager
+            report.executables += own.executables - 1
+            report.cache_hits += own.cache_hits
+            report.failures += own.failures
+            # The program goes on reporting to its own.
+            own.failures, own.events = report.failures, report.events
+        self._count_if_eager(winner)
+        trace(report, "autotune")
+
+    def describe_change(
+        self, winner: str, rows: tuple[CandidateReport, ...], seconds: Mapping[str, float]
+    ) -> None:
+        """Notes in the graph's report who runs it instead of the one that was chosen first."""
+        report = self.report
+        if report is not None:
+            report.candidates, report.chosen = rows, winner
+            report.tuning_seconds = seconds
+            self._count_if_eager(winner)
+            trace(report, "autotune")
+
+    def _count_if_eager(self, winner: str) -> None:
+        if self.report is not None and winner in NOT_COMPILED:
+            self.report.ops_in_eager += len(self.graph.calls)
+            self.report.ops_on_backend = 0
+
+
+def decomposed(graph: Graph, backend: Backend, options: Options) -> Graph:
+    """Returns a copy of a graph with what a backend wants to be decomposed.
+
+    Args:
+        graph: With static shapes.
+        backend: The backend.
+        options: Its options.
+    """
+    from dynamo_backends.graph.sequence import PASSES
+
+    rules = decompositions(keep=frozenset(backend.keeps(options)))
+    result, traces = graph.copy(), CallTraces()
+    for node in result.calls:
+        if node.target in rules and not node._erased:
+            decompose(node, rules, traces)
+    PASSES(result)
+    result.module.recompile()
+    return result
+
+
+class StepSubject(GraphSubject):
+    """A whole training step.
+
+    As a `GraphSubject` it is what can run in parts and without gradients; that a candidate compiles
+    as a functional graph. Backends with steps of their own also compile it so that it overwrites
+    parameters and state.
+
+    Args:
+        graph: Of the kind "step", undecomposed.
+        options: Of autotune.
+    """
+
+    def __init__(self, graph: Graph, options: AutotuneOptions):
+        super().__init__(without_workspaces(graph), options)
+        self.step = graph
+
+    def compile_step(self, candidate: Candidate) -> StepProgram:
+        """Returns the step compiled by a candidate, in its own way of steps if it has one."""
+        try:
+            return self.compile_overwriting(candidate)
+        except DynamoBackendsError as error:
+            log.debug("%s copies the results of a step: %s", candidate.name, error)
+        return CopyingProgram(self.graph, self.build(candidate))
+
+    def compile_overwriting(self, candidate: Candidate) -> StepProgram:
+        """Returns a step that overwrites parameters and state.
+
+        Raises:
+            DynamoBackendsError: The candidate does not compile this step so.
+        """
+        if candidate.owner != "ours":
+            torchs = step_backend(candidate.backend, None)
+            return torchs.compile(retrace(self.step, torchs.decompositions))
+        backend, options = self.compiler(candidate)
+        return compile_whole(backend, options, decomposed(self.step, backend, options))
+
+    def eager_step(self) -> StepProgram:
+        """Returns the step in eager."""
+        return self._copying(self.step, self.step.module)
+
+    def _copying(self, graph: Graph, module: Callable[..., Any]) -> StepProgram:
+        return CopyingProgram(graph, lambda inputs: module(*inputs))
+
+
+# What backends make of a step is not what they make of the functional graph that competes, so it is
+# proven right by itself, by the same rule and before it takes a real step.
+class StepVerifier:
+    """Compares steps with eager's; eager runs when the first program is compared.
+
+    Args:
+        subject: The step.
+        inputs: Of the step, which is taken on copies of them.
+    """
+
+    def __init__(self, subject: StepSubject, inputs: Sequence[Tensor]):
+        self._subject = subject
+        self._inputs = inputs
+
+    @cached_property
+    def _trials(self) -> list[Trial]:
+        subject, graph = self._subject, self._subject.graph
+        precise = in_float64(graph.module)
+        updated = {i for i, x in enumerate(graph.inputs) if x.updated_by is not None}
+        return Workload(
+            _run(subject._copying(graph, graph.module)),
+            _run(subject._copying(graph, precise)),
+            Arguments(self._inputs, subject.weights, updated),
+        ).trials()
+
+    def mismatch(self, program: StepProgram) -> str:
+        """Returns what is wrong with the steps of a program, in words; empty if nothing is."""
+        COUNTS.add(verified=1)
+        rng = snapshot_rng()
+        try:
+            return judge(self._trials, _run(program)).wrong
+        except Exception as error:
+            return f"it raised {brief_error(error)}"
+        finally:
+            restore_rng(rng)
+
+
+def _run(program: StepProgram) -> Run:
+    def run(inputs: list[Any]) -> list[Tensor]:
+        taken: list[Any] = []
+        with torch.enable_grad():  # as real steps are taken; programs detach what they get
+            program(inputs, taken)
+        return program.outputs(taken)
+
+    return run

@@ -1,0 +1,353 @@
+"""Has a graph tuned in another process, and lets the winner take over the calls.
+
+`compile_in_background` is called by Dynamo. All that follows is done by the thread of
+`pipeline.background`, which lets calls go first. A winner is compared with eager on copies there
+and not in a call, which would take the time of both.
+"""
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.autotune import serialization, tuning_thread
+from dynamo_backends.autotune.arguments import Arguments, copies
+from dynamo_backends.autotune.background import BackgroundTunedGraph
+from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.graph_budget import GraphBudget
+from dynamo_backends.autotune.isolation import is_isolated
+from dynamo_backends.autotune.options import EAGER
+from dynamo_backends.autotune.session import Outcome, failure_of
+from dynamo_backends.autotune.sizes import bounds_of, has_symbols
+from dynamo_backends.autotune.subjects import FunctionSubject
+from dynamo_backends.autotune.tuner import GraphTuner, TuningResult, WrongWinner
+from dynamo_backends.autotune.tuning_thread import GaveUp, Task
+from dynamo_backends.autotune.verify import Trial, judge
+from dynamo_backends.graph.private_draws import DrawsError
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
+from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.pipeline import background
+from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.tuning.race import Run
+
+log = logging.getLogger("dynamo_backends")
+
+_LOCAL = "not tried: it is registered in this process alone, and another one tunes"
+
+_SPENT = "what is left of the budget of {:g} s suffices for no candidate"
+
+_COMPARISONS = 3  # while weights change
+
+
+def compile_in_background(subject: FunctionSubject) -> Callable[..., Any]:
+    """Returns what Dynamo is to call in place of a graph.
+
+    Args:
+        subject: The graph.
+    """
+    owner = BackgroundTunedGraph(subject, _unsuitable(subject))
+    publish(owner.report)
+    if owner.subject is None:
+        return owner
+    try:
+        at_once = subject.options.first_call_s and owner.symbols is None
+        if at_once and _serves_at_once(owner):
+            return owner
+    except DrawsError as error:
+        owner.leave(str(error))
+        return owner
+    if not background.submit("begin", _begin, owner=owner):
+        owner.leave("too many graphs were captured at once")
+    return owner
+
+
+def _unsuitable(subject: FunctionSubject) -> str:
+    """Returns why a graph is not tuned in the background; empty if it is."""
+    of_one_size = not has_symbols(subject.captured)
+    if subject.kind == "training" and of_one_size and not subject.options.cache:
+        return "what is chosen for forward and backward graph is found on disk, and cache=False"
+    if any(isinstance(x, torch.SymFloat | torch.SymBool) for x in subject.example_inputs):
+        return "an input is a number that is no size, for which mode='wait' tunes alone"
+    if any(x is None for x in subject.values):
+        return "a size is a symbol without a value, of which there is no copy"
+    if subject.devices not in ([], ["cpu"]):
+        return "its tensors are not on the CPU, and another process would take memory there twice"
+    kinds = {type(x) for x in subject.values if isinstance(x, Tensor)}
+    if others := kinds - {Tensor, nn.Parameter, nn.Buffer}:
+        return f"an input is a {min(kind.__name__ for kind in others)}, of which there is no copy"
+    return ""
+
+
+def _serves_at_once(owner: BackgroundTunedGraph) -> bool:
+    """Compiles in the first call who promises most, if that takes no time; True: it is settled."""
+    with owner.context() as subject:
+        tuner, options, model = GraphTuner(subject), subject.options, subject.key.model()
+        known = tuner.find()
+        if known is None and subject.kind == "training":  # two graphs would be tuned in the call
+            return False
+        if known is None:
+            names = [candidate.name for candidate in subject.competing]
+            name = next(iter(model.order(names)), EAGER)
+            result = TuningResult(name, (CandidateReport(name),))
+        else:
+            name, result = known.winner, known
+        compiled_s = {row.name: row.compile_s for row in result.candidates}.get(name)
+        expected = compiled_s or model.predict(name).compile_s
+        if name == EAGER or expected > options.first_call_s:
+            return False
+        owner.look()
+        candidate = tuner.candidate(name)
+        try:
+            COUNTS.add(compiled=1)
+            run = subject.build(candidate)
+            verdict = judge(subject.workload().trials(), run, candidate.reduced)
+            if verdict.wrong or failure_of(subject.reports[name]):
+                return False
+        except Exception as error:
+            log.debug("%s does not run the first call: %s", name, brief_error(error))
+            return False
+        if known is None:
+            owner.serve(name, result, tuner)
+            return False
+    owner.settle(name, result, tuner)
+    return True
+
+
+# In the thread of `pipeline.background`.
+
+
+def _begin(owner: BackgroundTunedGraph) -> None:
+    """Lets the winner of an earlier decision take over, or has the graph tuned."""
+    try:
+        with owner.context() as subject:
+            owner.look()
+            tuner = GraphTuner(subject)
+            result = tuner.find()
+        if result is not None:
+            problem = _take_over(owner, tuner, result)
+            if not problem:
+                return
+            log.warning("autotune chooses anew, %s %s", result.winner, problem)
+        tuning_thread.add(_task(owner, tuner))
+    except Exception as error:
+        log.debug("tuning in the background failed", exc_info=True)
+        owner.leave(str(error) if isinstance(error, DrawsError) else brief_error(error))
+
+
+def _task(owner: BackgroundTunedGraph, tuner: GraphTuner) -> Task:
+    """Returns a graph as it is tuned by another process; it does not keep its owner alive."""
+    subject = tuner.subject
+    assert isinstance(subject, FunctionSubject)
+
+    def prepare(owner: BackgroundTunedGraph, folder: Path) -> dict[str, Any]:
+        with owner.context():
+            in_any_case = list(subject.start_warm())
+        share = GraphBudget(tuner.budget, in_any_case=in_any_case)
+        if untried := tuner.untried(share, tuner.model()):
+            owner.report.candidates = untried
+            raise GaveUp(_SPENT.format(tuner.budget.total_s))
+        first = {"first": list(subject.first), "in_any_case": in_any_case}
+        return {**_request(owner, folder), **first}
+
+    def leads(owner: BackgroundTunedGraph, name: str) -> None:
+        job = lambda owner: _serve_meanwhile(owner, tuner, name)  # noqa: E731
+        background.submit(("leads", name), job, owner=owner)
+
+    def decided(owner: BackgroundTunedGraph, outcome: Outcome) -> None:
+        result = tuner.accept(outcome, subject.mutated())
+        if not outcome.is_tried:
+            owner.leave(_SPENT.format(tuner.budget.total_s), result.candidates)
+            return
+        sizes = str(owner.symbols.traffic) if owner.symbols is not None else ""
+        if problem := _take_over(owner, tuner, result, sizes):
+            owner.leave(f"{result.winner} was verified, and {problem}")
+
+    options = subject.options
+    return Task(
+        owner=weakref.ref(owner),
+        followed=owner.followed,
+        budget=tuner.budget,
+        prepare=prepare,
+        leads=leads,
+        is_ready=lambda owner: owner.symbols is None or owner.symbols.traffic.suffices,
+        decided=decided,
+        left=BackgroundTunedGraph.leave,
+        isolated=[c.name for c in subject.competing if is_isolated(c, options)],
+        timeout_s=options.trial_timeout_s,
+    )
+
+
+def _request(owner: BackgroundTunedGraph, folder: Path) -> dict[str, Any]:
+    """Writes a graph and its inputs for the other process; returns the request."""
+    with owner.context() as subject:
+        static, symbols = subject.static, owner.symbols
+        serialization.write(folder, subject.captured, subject.values)
+        counts: list[int] = []
+        if symbols is not None:
+            symbols.traffic.close()
+            sets, counts = zip(*symbols.traffic.seen(), strict=True)
+            serialization.write_others(folder, sets[1:], static)
+        options = dataclasses.replace(subject.options, mode="wait", isolate="off")
+        return {
+            "known": [
+                plain(CandidateReport(c.name, _LOCAL)) for c in subject.competing if _is_local(c)
+            ],
+            "candidates": [
+                dataclasses.asdict(dataclasses.replace(c, made=None)) for c in subject.competing
+            ],
+            "training": subject.kind == "training",
+            "options": dataclasses.asdict(options),
+            "static": sorted(static),
+            "symbols": dataclasses.asdict(symbols.description) if symbols is not None else {},
+            "counts": counts,
+            "number": subject.number,
+            "settings": serialization.settings_here(owner.autocast),
+        }
+
+
+def _is_local(candidate: Candidate) -> bool:
+    """Returns whether no other process has the candidate."""
+    if candidate.made is not None:  # "split", in which backends compete there
+        return False
+    return candidate.owner == "ours" and not is_found_elsewhere(get_backend(candidate.backend))
+
+
+def _serve_meanwhile(owner: BackgroundTunedGraph, tuner: GraphTuner, name: str) -> None:
+    """Has a candidate run the calls until tuning has ended, unless another one does already."""
+    if owner.subject is None or owner.served_by != EAGER:
+        return
+    try:
+        COUNTS.add(compiled=1)
+        _load(owner, tuner.candidate(name))
+    except Exception as error:
+        text = str(error) if isinstance(error, WrongWinner) else f"failed: {brief_error(error)}"
+        log.info("autotune: %s does not serve meanwhile: it %s", name, text)
+        return
+    owner.serve(name, TuningResult(name, (CandidateReport(name),)), tuner)
+    owner.followed.change(meanwhile=name)
+
+
+def _take_over(
+    owner: BackgroundTunedGraph, tuner: GraphTuner, result: TuningResult, sizes: str = ""
+) -> str:
+    """Loads the winner, compares it with eager, and has it run the calls.
+
+    Args:
+        owner: Who serves the calls.
+        tuner: Has the decision.
+        result: What was decided.
+        sizes: Over which sizes, if they are known.
+
+    Returns:
+        What is wrong with the winner, in words: the decision on disk is dropped; "": it serves.
+    """
+    winner = result.winner
+    owner.followed.change(state="loading", winner=winner, candidate="")
+    if winner != owner.served_by:
+        problem = tuner.rebuild(winner, lambda candidate: _load(owner, candidate))
+        if problem:
+            return problem
+    if owner.subject is not None:
+        owner.subject.note_winner(winner, result.candidates)
+    owner.settle(winner, result, tuner, sizes)
+    return ""
+
+
+def _load(owner: BackgroundTunedGraph, candidate: Candidate) -> None:
+    """Compiles a candidate in this process, and compares it with eager.
+
+    Torch's generators are let alone, and so are the weights: calls use both meanwhile.
+
+    Raises:
+        WrongWinner: It is wrong, or does not run what it was given.
+    """
+    with owner.context() as subject:
+        run = _build(owner, subject, candidate)
+        for values in _inputs(owner):
+            if mismatch := _mismatch(owner, subject, candidate, run, values):
+                raise WrongWinner(f"is wrong here: {mismatch}")
+        if failure := failure_of(subject.reports[candidate.name]):
+            raise WrongWinner(failure)
+
+
+def _build(owner: BackgroundTunedGraph, subject: FunctionSubject, candidate: Candidate) -> Run:
+    """Returns the candidate, compiled; for all sizes that calls have had.
+
+    Raises:
+        WrongWinner: It assumes something that cannot be looked at in calls.
+    """
+    symbols = owner.symbols
+    # AOT Autograd and Inductor have settings for all threads.
+    if symbols is None:
+        with private.without_captures(), private.as_if_captured():
+            run = owner.without_drawing(subject.build(candidate))
+            if subject.kind == "training":  # the backward graph is compiled when it is needed
+                run(_arguments(subject, subject.values).fresh())
+            return run
+    symbols.traffic.close()
+    # What new sizes need is compiled in the background as well.
+    options = dataclasses.replace(subject.options, while_compiling="eager")
+    subject.bounds = bounds_of(subject.captured, [x for x, _ in symbols.traffic.seen()])
+    context = symbols.context(subject.example_inputs)
+    with private.without_captures(), private.as_if_captured(context):
+        run = owner.without_drawing(subject.build(candidate, options))
+        for values in _inputs(owner):
+            run(_arguments(subject, values).fresh())
+    if unknown := symbols.assumed.unknown:
+        names = ", ".join(sorted(map(str, unknown)))
+        raise WrongWinner(f"assumes something of {names}, which no input tells")
+    return run
+
+
+def _inputs(owner: BackgroundTunedGraph) -> list[list[Any]]:
+    """Returns inputs to compare a candidate with eager on: of all sizes that it is to serve."""
+    assert owner.subject is not None
+    if owner.symbols is None:
+        return [owner.subject.values]
+    seen, assumed = owner.symbols.traffic.seen(), owner.symbols.assumed
+    return [values for values, _ in seen if assumed.unknown or assumed.holds(values)]
+
+
+def _arguments(subject: FunctionSubject, values: Sequence[Any]) -> Arguments:
+    mutated = subject.mutated()
+    if subject.kind == "training":  # which writes to weights, and prepares none
+        return Arguments(copies(values), (), mutated, watched=False)
+    static = subject.static
+    kept = copies(values, static - mutated)  # calls write to the others
+    return Arguments(kept, static, mutated, watched=False)
+
+
+def _mismatch(
+    owner: BackgroundTunedGraph,
+    subject: FunctionSubject,
+    candidate: Candidate,
+    run: Run,
+    values: Sequence[Any],
+) -> str:
+    """Returns what is wrong with a candidate's results, if weights do not change meanwhile."""
+    for _ in range(_COMPARISONS):
+        before = _versions(subject)
+        arguments = _arguments(subject, values)
+        work = subject.workload(arguments)
+        original = owner.without_drawing(work.original)
+        precise = work.precise and owner.without_drawing(work.precise)
+        trial = Trial(arguments, original, precise, work.promised, work.outputs, draws=False)
+        COUNTS.add(verified=1)
+        verdict = trial.judge(run, candidate.reduced)
+        if not verdict.wrong or before == _versions(subject):
+            break
+    return verdict.wrong
+
+
+def _versions(subject: FunctionSubject) -> list[int]:
+    written = subject.mutated()
+    tensors = (x for i, x in enumerate(subject.values) if i not in written)
+    return [x._version for x in tensors if isinstance(x, Tensor) and not x.is_inference()]

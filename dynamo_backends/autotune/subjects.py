@@ -1,0 +1,419 @@
+"""What candidates compete to run: here a function that Dynamo captured.
+
+A subject says who competes, what a decision about it depends on, how a candidate compiles it, and
+what the results are compared with. `GraphTuner` does the same with all of them; `graph_subjects`
+has the two others, a functional graph and a step.
+"""
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.inputs import value_text
+from dynamo_backends.autotune import warm_start
+from dynamo_backends.autotune.arguments import Arguments, find_mutated
+from dynamo_backends.autotune.candidates import Candidate, candidates
+from dynamo_backends.autotune.decisions import (
+    Decisions,
+    captured_fingerprint,
+    describe,
+    environment,
+    key_of,
+)
+from dynamo_backends.autotune.graph_work import graph_work
+from dynamo_backends.autotune.isolation import is_isolated, run_isolated
+from dynamo_backends.autotune.options import EAGER, SPLIT, AutotuneOptions
+from dynamo_backends.autotune.prior import CostModel, GraphDescription
+from dynamo_backends.autotune.session import PreparedCandidate, Workload, failure_of
+from dynamo_backends.autotune.sizes import bounds_of, has_symbols
+from dynamo_backends.autotune.verify import precise_captured
+from dynamo_backends.graph.graph import user_lines
+from dynamo_backends.int8.capture import placed
+from dynamo_backends.interface import report as reporting
+from dynamo_backends.interface.backend import Backend, NamedBounds
+from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
+from dynamo_backends.tuning.race import Run
+
+log = logging.getLogger("dynamo_backends")
+
+
+@dataclass(frozen=True)
+class TuningKey:
+    """What a decision depends on, and what is written about it.
+
+    Attributes:
+        kind: Of graph, as in `Decision.graph`.
+        graph_hash: Equal in every process; None: there is none, and decisions are not kept.
+        ops: Number of calls in the graph.
+        inputs: Data types and shapes of the inputs that are no weights, for people.
+        devices: Types of the devices that tensors are on.
+        facts: What else the decision depends on, in types that JSON has.
+        capture_s: Seconds that Dynamo took for the graph.
+        lines: Tells `Decision.lines`.
+        work: See `graph_work`.
+    """
+
+    kind: str
+    graph_hash: str | None
+    ops: int
+    inputs: tuple[str, ...]
+    devices: Sequence[str]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    capture_s: float | None = None
+    lines: Callable[[], tuple[str, ...]] = tuple
+    work: Mapping[str, float] = field(default_factory=dict)
+
+    def model(self) -> CostModel:
+        """Returns predictions for the candidates."""
+        return CostModel(Decisions().all(), GraphDescription(self.kind, self.ops, self.work))
+
+    def digest(self, competing: Sequence[Candidate], options: AutotuneOptions) -> str | None:
+        """Returns the key under which a decision is stored; None: it is not."""
+        if self.graph_hash is None:
+            return None
+        int8 = {"tolerance": repr(options.tolerance), "calibration": repr(options.calibration)}
+        return key_of(
+            {
+                "kind": self.kind,
+                "graph": self.graph_hash,
+                "candidates": {c.name: c.version() for c in competing},
+                "options": {**options.common(), "cache": True},
+                "objective": options.objective,
+                "precision": options.precision,
+                "environment": environment(self.devices),
+                **(int8 if options.is_int8 else {}),
+                **self.facts,
+            }
+        )
+
+
+def work_of(graph: fx.GraphModule) -> dict[str, float]:
+    """Returns `graph_work`; nothing if that fails: candidates are ordered worse then."""
+    with done_without(None, "describing a graph for autotune"):
+        return graph_work(graph)
+    return {}
+
+
+class Subject(ABC):
+    """What candidates compete to run.
+
+    Attributes:
+        options: Of autotune.
+        report: Where it is noted that a decision could not be read or kept, if anywhere.
+        budget_share: Part of what is left of the budget that is for this subject.
+        known_mutated: Positions of the inputs that the subject writes to, once that is known.
+    """
+
+    options: AutotuneOptions
+    report: GraphReport | None = None
+    budget_share = 1.0
+    known_mutated: frozenset[int] | None = None
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """The subject in words."""
+
+    @property
+    @abstractmethod
+    def competing(self) -> list[Candidate]:
+        """Candidates, eager not among them."""
+
+    @property
+    @abstractmethod
+    def key(self) -> TuningKey:
+        """What a decision depends on."""
+
+    @abstractmethod
+    def build(self, candidate: Candidate) -> Run:
+        """Returns the subject compiled by a candidate; raises if that fails."""
+
+    @abstractmethod
+    def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+        """Returns a candidate as it takes part in a session."""
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Returns what tuning is done in."""
+        return nullcontext()
+
+
+class FunctionSubject(Subject):
+    """A graph of Dynamo's: candidates compile it whole, as Dynamo captured it.
+
+    A graph that is differentiated is called with a forward and a backward pass together. One of its
+    candidates, "split", is the pipeline's own way: AOT Autograd makes a forward and a backward
+    graph, and for each of these the backends of this package and Inductor compete.
+
+    Args:
+        captured: The graph.
+        example_inputs: Its inputs: real tensors, and symbols.
+        options: Of autotune.
+        number: Of the captured graph, for reports.
+        split: The backend whose forward and backward graphs are chosen for separately, if the graph
+            is differentiated; None: it is not.
+
+    Attributes:
+        kind: "inference" or "training".
+        bounds: See `Candidate.compile`; by default the sizes of the inputs.
+        first: The candidates that are tried first, in this order.
+        compiled: What candidates have compiled, by their names.
+        reports: What they report.
+    """
+
+    def __init__(
+        self,
+        captured: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        options: AutotuneOptions,
+        number: int,
+        split: Backend | None = None,
+    ):
+        self.captured = captured
+        self.example_inputs = example_inputs
+        self.options = options
+        self.number = number
+        self.kind = "inference" if split is None else "training"
+        self.values = [private.concrete(x) for x in example_inputs]
+        self.bounds: NamedBounds | None = bounds_of(captured, [self.values])
+        self.first: Sequence[str] = ()
+        self.devices = sorted({x.device.type for x in self.values if isinstance(x, Tensor)})
+        self.ops = sum(node.op.startswith("call_") for node in captured.graph.nodes)
+        self.reports: dict[str, list[GraphReport]] = {}
+        self.compiled: dict[str, Callable[..., Any]] = {}
+        self._split = split
+        self._capture_s = private.capture_seconds()
+
+    @property
+    def title(self) -> str:
+        """See `Subject.title`."""
+        return f"{self.kind} graph {self.number} with {self.ops} operations"
+
+    @property
+    def static(self) -> frozenset[int]:
+        """Positions of parameters and buffers."""
+        return frozenset(private.captured_static_inputs(self.captured))
+
+    @cached_property
+    def competing(self) -> list[Candidate]:
+        """See `Subject.competing`.
+
+        In training, backends of this package take part inside of "split". With symbols each takes
+        part with a forward and a backward graph of its own: inside of "split" there is a choice for
+        each set of sizes, in a call with them.
+        """
+        usable = list(candidates(self.options, self.devices))
+        if self._split is None:
+            return usable
+        usable = [c for c in usable if c.trains and not c.reduced]
+        if has_symbols(self.captured):
+            return usable
+        foreign = [c for c in usable if c.owner != "ours"]
+        if any(c.owner == "ours" or c.backend == "inductor" for c in usable):
+            foreign.append(Candidate(SPLIT, SPLIT, "ours", self._split))
+        return foreign
+
+    @cached_property
+    def key(self) -> TuningKey:
+        """See `Subject.key`."""
+        static = self.static
+        inputs = [describe(v) if isinstance(v, Tensor) else repr(v) for v in self.values]
+        return TuningKey(
+            self.kind,
+            captured_fingerprint(self.captured),
+            self.ops,
+            tuple(value_text(v) for i, v in enumerate(self.values) if i not in static),
+            self.devices,
+            {"inputs": inputs, "static": sorted(static)},
+            self._capture_s,
+            lines=lambda: user_lines(self.captured.graph),
+            work=work_of(self.captured),
+        )
+
+    def check_calibration(self) -> None:
+        """Raises `OptionError` if a batch of calibration lacks what the model reads."""
+        if self.options.is_int8:
+            with contextlib.suppress(CompileError):  # candidates in int8 say that themselves
+                placed(self.options, self.captured, self.example_inputs)
+
+    # Starting from the winner of other sizes (see `warm_start`).
+
+    @cached_property
+    def _function_hash(self) -> str:
+        return warm_start.function_hash(self.captured, self.values, self.static, self.kind)
+
+    def start_warm(self) -> Sequence[str]:
+        """Has those be tried first that won for a graph of the same function.
+
+        Returns:
+            Who is to be tried whatever is left of the budget, until one is right.
+        """
+        names = {candidate.name for candidate in self.competing}
+        self.first = [name for name in warm_start.ranked(self._function_hash) if name in names]
+        return self.first if has_symbols(self.captured) else ()
+
+    def note_winner(self, winner: str, rows: Sequence[CandidateReport]) -> None:
+        """Has the best candidates be tried first for graphs of the same function."""
+        warm_start.note(self._function_hash, winner, rows)
+
+    # The session.
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """As if nothing were being compiled, in the mode of gradients that candidates run in."""
+        mode = torch.no_grad() if self._split is None else torch.enable_grad()
+        with private.apart_from_compilation(), private.disable_current_modes(), mode:
+            yield
+
+    def workload(
+        self,
+        arguments: Arguments | None = None,
+        others: Sequence[Arguments] = (),
+        counts: Sequence[int] = (),
+    ) -> Workload:
+        """Returns what candidates are verified and measured on.
+
+        Args:
+            arguments: Other inputs than those of the call that is compiled.
+            others: See `Workload`.
+            counts: See `Workload`.
+        """
+        promised = _promised(self.captured)
+        return Workload(
+            self.adapt(self.captured.forward),
+            self.adapt(precise_captured(self.captured)),
+            arguments or Arguments(self.values, self.static, self.mutated()),
+            promised,
+            None if self._split is None else len(promised),
+            f"autotune: {self.title}",
+            others=others,
+            counts=counts,
+        )
+
+    def mutated(self) -> frozenset[int]:
+        """Returns which inputs the graph writes to."""
+        if self.known_mutated is None:
+            self.known_mutated = find_mutated(self.adapt(self.captured.forward), self.values)
+        return self.known_mutated
+
+    def adapt(self, compiled: Callable[..., Any]) -> Run:
+        """Returns a compiled graph as the session calls it: in training, differentiated."""
+        return differentiated(compiled) if self._split else lambda args: compiled(*args)
+
+    def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+        """See `Subject.prepare`."""
+        name = candidate.name
+        isolated = None
+        if is_isolated(candidate, self.options):
+            isolated = lambda: run_isolated(  # noqa: E731
+                candidate, self.captured, workload.arguments, self.options, self._split is not None
+            )
+        return PreparedCandidate(
+            name,
+            lambda: self.build(candidate),
+            candidate.reduced,
+            isolated,
+            lambda: failure_of(self.reports.get(name, [])),
+            early=self.first.index(name) if name in self.first else None,
+            tolerance=self.options.tolerance if candidate.is_int8 else None,
+            measured=lambda: self.reports[name][0].measured if self.reports.get(name) else {},
+        )
+
+    def build(self, candidate: Candidate, options: AutotuneOptions | None = None) -> Run:
+        """Returns the graph compiled by a candidate.
+
+        Args:
+            candidate: Which one.
+            options: Other ones than those of the subject.
+        """
+        name, options = candidate.name, options or self.options
+        with reporting.apart() as self.reports[name]:
+            compiled = candidate.compile(self.captured, self.example_inputs, options, self.bounds)
+        self.compiled[name] = compiled
+        reports, run = self.reports[name], self.adapt(compiled)
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            # Backward graphs are compiled, and reported, at the first call, which is one as those
+            # that follow, outside of Dynamo's capture.
+            with reporting.apart() as more, private.outside_of_captures():
+                results = run(args)
+            reports.extend(more)
+            return results
+
+        return call
+
+    # Reports.
+
+    def reports_of(self, winner: str) -> list[GraphReport]:
+        """Returns the reports of the winner; made here if it reports nothing itself."""
+        reports = self.reports.get(winner)
+        if reports:
+            return reports
+        kind: Kind = "inference" if self._split is None else "forward"
+        report = GraphReport(winner, kind, self.number)
+        if winner == EAGER:
+            report.ops_in_eager = self.ops
+        else:
+            report.ops_on_backend = self.ops
+        return [report]
+
+    def describe_choice(
+        self, reports: Sequence[GraphReport], winner: str, rows: tuple[CandidateReport, ...]
+    ) -> None:
+        """Notes in reports what was chosen, and from what; "split" has noted what it chose."""
+        for report in reports:
+            report.tolerance = str(self.options.tolerance or "")
+            if winner != SPLIT:
+                report.chosen = winner
+            if self._split is None:
+                report.candidates = rows
+            elif report.kind != "backward":
+                marked = tuple(replace(row, graph="training") for row in rows)
+                report.candidates = marked + report.candidates
+
+
+def differentiated(compiled: Callable[..., Any]) -> Run:
+    """A function from inputs to outputs and the gradients of those inputs that require them."""
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+        outputs = compiled(*args)
+        open_ones = [o for o in outputs if isinstance(o, Tensor) and o.requires_grad]
+        plain = [o.detach() if isinstance(o, Tensor) else o for o in outputs]
+        if not open_ones:
+            return plain
+        tangents = [_tangent(o, i) for i, o in enumerate(open_ones)]
+        return [*plain, *torch.autograd.grad(open_ones, leaves, tangents, allow_unused=True)]
+
+    return run
+
+
+def _tangent(output: Tensor, number: int) -> Tensor:
+    """Returns a gradient to start from, the same for every candidate and dtype."""
+    generator = torch.Generator().manual_seed(number)
+    with private.disable_current_modes():  # one may be on that knows of no generators but its own
+        numbers = torch.randn(output.shape, generator=generator, dtype=torch.float32)
+    return numbers.to(output.device, output.dtype)
+
+
+def _promised(captured: fx.GraphModule) -> list[Sequence[int] | None]:
+    """Returns strides of the outputs when Dynamo traced the graph; None where symbolic."""
+    outputs: Any = captured.graph.output_node().args[0]
+    return [_strides(node) for node in outputs]
+
+
+def _strides(node: Any) -> Sequence[int] | None:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return None
+    return value.stride() if all(isinstance(s, int) for s in value.stride()) else None

@@ -295,15 +295,17 @@ def test_a_call_about_which_asking_fails_costs_no_other(monkeypatch: pytest.Monk
 
 
 DECISIONS = (
-    "flow.key_of",
-    "ensemble.candidates",
-    "flow.Decisions.get",
-    "flow.Decisions.put",
-    "flow.TuningSession.decide",
+    "subjects.key_of",
+    "subjects.candidates",
+    "tuner.Decisions.get",
+    "tuner.Decisions.put",
+    "tuner.TuningSession.decide",
 )
 
 
-@pytest.mark.parametrize("where", [*DECISIONS, "ensemble.Ensemble._finish", "flow.CostModel"])
+@pytest.mark.parametrize(
+    "where", [*DECISIONS, "subjects.FunctionSubject.describe_choice", "subjects.CostModel"]
+)
 def test_autotune_without_decisions(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

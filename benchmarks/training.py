@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 
 import dynamo_backends
 import harness
-from dynamo_backends.aot.step.program.online_comparison import STEPS
+from dynamo_backends.aot.step.program.programs import STEPS
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites import call
 from dynamo_backends.tuning import budget

@@ -53,11 +53,6 @@ def scaler_that(code: CodeType) -> GradScaler | None:
     return None if frame is None else frame.f_locals["self"]
 
 
-def is_called_by(code: CodeType) -> bool:
-    """Returns whether a scaler's method called the torch function that is handled now."""
-    return _frame_of(code) is not None
-
-
 def _frame_of(code: CodeType) -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.aot.step.program.online_comparison import (
+from dynamo_backends.aot.step.program.programs import (
     OnlineComparison,
+    StepProgram,
     counting,
     eager_wins,
 )
-from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.executables import winner_switch
 from dynamo_backends.autotune.graph_budget import GraphBudget

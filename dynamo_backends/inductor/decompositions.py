@@ -2,7 +2,8 @@
 
 On CPUs some operators on images are kept whole (`native`), and batch norm is decomposed in a way
 of our own (`norms`), because Inductor's loops for them are slow. Of dropout only the mask is drawn,
-so that it can be drawn before the step runs, where all other draws are made (see `aot.step.program.draws`).
+so that it can be drawn before the step runs, where all other draws are made (see
+`aot.step.program.draws`).
 """
 
 import contextlib

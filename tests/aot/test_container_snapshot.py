@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynamo_backends.aot.step.state.container_snapshot import ContainerSnapshot
-from dynamo_backends.aot.step.state.inventory import Inventory
+from dynamo_backends.aot.step.state.inventory import ContainerSnapshot, Inventory
 
 
 def trained(lr: Any = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -57,7 +56,7 @@ CHANGES: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_object_is_noticed(name: str) -> None:
     model, optimizer = trained()
-    snapshot = ContainerSnapshot([model], [optimizer])
+    snapshot = ContainerSnapshot(list(model.modules()), [optimizer])
     assert snapshot.is_current()
     CHANGES[name](model, optimizer)
     assert not snapshot.is_current()
@@ -66,21 +65,33 @@ def test_another_object_is_noticed(name: str) -> None:
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
 def test_steps_and_numbers_change_nothing(lr: Any) -> None:
     model, optimizer = trained(lr)
-    snapshot = ContainerSnapshot([model], [optimizer])
+    snapshot = ContainerSnapshot(list(model.modules()), [optimizer])
     for i in range(3):
         optimizer.step()
         optimizer.param_groups[0]["eps"] = 1e-8 * i
     assert snapshot.is_current()
 
 
-def test_a_tensor_in_a_list_is_noticed() -> None:
-    """A list may change without being another object: it is read at each call."""
+def test_lists_are_compared_by_their_elements() -> None:
+    """A list may change without being another object."""
     model, optimizer = trained()
-    optimizer.param_groups[0]["betas"] = betas = [torch.tensor(0.9), torch.tensor(0.99)]
+    optimizer.param_groups[0]["betas"] = betas = [0.9, torch.tensor(0.99)]
     inventory = Inventory([model], [optimizer])
-    first = inventory.refresh()
-    assert first is not None
-    betas[0] = torch.tensor(0.8)
-    found = inventory.refresh()
-    assert found is not None
-    assert any(t is betas[0] for t in found)
+    betas[0] = 0.8
+    assert inventory.is_current()
+    betas[1] = torch.tensor(0.8)
+    assert not inventory.is_current()
+    now = Inventory([model], [optimizer])
+    assert inventory.is_like(now)
+    assert any(t is betas[1] for t in now.tensors)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_schedules_of_betas_change_nothing(kind: type) -> None:
+    model, optimizer = trained()
+    optimizer.param_groups[0]["betas"] = kind((0.9, 0.99))
+    snapshot = ContainerSnapshot(list(model.modules()), [optimizer])
+    optimizer.param_groups[0]["betas"] = kind((0.8, 0.99))
+    assert snapshot.is_current()
+    optimizer.param_groups[0]["betas"] = kind((0.8, 0.99, 0.999))
+    assert not snapshot.is_current()

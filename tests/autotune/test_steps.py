@@ -8,8 +8,14 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport, Step
-from dynamo_backends.aot.step.program.online_comparison import RUN, RUNS, STEPS, OnlineComparison
-from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.programs import (
+    RUN,
+    RUNS,
+    STEPS,
+    CopyingProgram,
+    OnlineComparison,
+    StepProgram,
+)
 from dynamo_backends.autotune.graph_subjects import StepSubject
 from dynamo_backends.autotune.options import FUNCTION
 from dynamo_backends.autotune.steps import TunedStep

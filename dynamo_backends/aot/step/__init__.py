@@ -1,9 +1,9 @@
 """Whole training steps as one graph: forward, backward and update.
 
-In the order of the data: `inventory` finds what lives from step to step, `replay` runs the user's
-function and compares its torch calls with a record, `capture` traces the calls of a record on
-tensors without data, `functional` takes the writes out of the graph, `backends` compiles it,
-`variant` runs it as long as its `guards` hold, and `api` puts all of this behind one call.
+In the order of a call: `state` has what lives from step to step, `record` runs the user's function
+and compares its torch calls with a record, `backward` runs backward passes with user code in them,
+`program` makes a compiled program of a record, and `mesh` spreads it over devices. See
+docs/architecture.md.
 """
 
 from dynamo_backends.aot.step.api import compile_step

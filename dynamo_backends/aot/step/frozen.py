@@ -272,7 +272,7 @@ class FrozenStep(Step):
     @contextlib.contextmanager
     def _first_calls_whole(self) -> Iterator[None]:
         """Inside: if a first call is refused, nothing has changed."""
-        if self.launches or self._fallback != "error":
+        if self.launches or not self._programs.raises:
             yield
             return
         states = [(o.state, dict(o.state)) for o in self._definition.optimizers]
@@ -363,7 +363,7 @@ class FrozenStep(Step):
 
     def _refuse_call(self, reason: str) -> None:
         text = f'the step {reason}, and with python="frozen" Python does not run at each call'
-        if self._fallback == "error":
+        if self._programs.raises:
             raise StepCaptureError(f'{text}. Pass python="replay".')
         if reason not in self.refusals:
             log.warning("%s: it runs at such calls.", text.capitalize())

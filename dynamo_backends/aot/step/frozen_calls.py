@@ -16,12 +16,13 @@ from dynamo_backends.aot.step.record.results import view_of
 from dynamo_backends.aot.step.record.trie import Trie
 from dynamo_backends.aot.step.state.arguments import (
     BatchSpec,
+    Identity,
     flatten_batch,
     shared_memory,
     unflatten_batch,
 )
+from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory
-from dynamo_backends.aot.step.state.settings import OptimizerSettings
 
 _SIMPLE = (
     int, str, bytes, type(None), type(...), enum.Enum, range, torch.dtype, torch.device,
@@ -66,7 +67,7 @@ def describe(value: Any, tensors: list[Tensor], parts: list[Any]) -> None:
     elif isinstance(value, _SIMPLE):
         parts.append((kind, value))
     elif isinstance(value, _BY_IDENTITY):
-        parts.append((kind, _Identity(value)))
+        parts.append((kind, Identity(value)))
     elif kind is SimpleNamespace:
         parts.append(kind)
         describe(vars(value), tensors, parts)
@@ -77,17 +78,6 @@ def describe(value: Any, tensors: list[Tensor], parts: list[Any]) -> None:
         parts.append(spec)
         for leaf in leaves:
             describe(leaf, tensors, parts)
-
-
-class _Identity:
-    def __init__(self, value: Any):
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
 
 
 @dataclass(frozen=True)
@@ -166,11 +156,7 @@ class Result:
         return [each for each in every if isinstance(each, Source)]
 
     def value(self, tensor: Callable[[Source], Tensor]) -> Any:
-        """Puts the result of a call together.
-
-        Args:
-            tensor: Gives tensors.
-        """
+        """Puts the result of a call together."""
         if self._single is not None:
             return tensor(self._single)
         assert self._spec is not None

@@ -23,14 +23,7 @@ class _EndOfPart(BaseException):
 
 
 class StepCall:
-    """One call of a step function, and what it does to the gradients.
-
-    Args:
-        optimizers: Of the step.
-        models: Of the step.
-        parts: How many parts the batch is taken in.
-        share_memory: Whether two tensors share memory.
-    """
+    """One call of a step function, and what it does to the gradients."""
 
     def __init__(
         self,

@@ -39,11 +39,6 @@ def in_bfloat16(
 
     Casts of weights are not kept from one use to the next one: a step may use them, update them and
     use them again.
-
-    Args:
-        function: The step.
-        models: That it uses.
-        optimizers: That it steps.
     """
     kinds = sorted({p.device.type for model in models for p in model.parameters()} or {"cpu"})
 

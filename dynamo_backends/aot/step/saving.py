@@ -8,20 +8,115 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.program.backends import StepBackend
+from dynamo_backends.aot.step.program.draws import Draws
 from dynamo_backends.aot.step.program.lowering import RecordProgram
-from dynamo_backends.aot.step.program.recording import Definition, Result
+from dynamo_backends.aot.step.program.programs import StepProgram
+from dynamo_backends.aot.step.program.recording import Definition, Recording, Result
 from dynamo_backends.aot.step.program.scalars import Term
+from dynamo_backends.aot.step.program.step_programs import StepPrograms
 from dynamo_backends.aot.step.program.verified import VerifiedStep
+from dynamo_backends.aot.step.record.patches import is_one_entry
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.templates import Items, Number, Ref, leaves, refs
 from dynamo_backends.aot.step.record.trie import Entry
-from dynamo_backends.aot.step.snapshot import Snapshot
-from dynamo_backends.aot.step.state.arguments import flatten_batch, kind_of_leaf, shared_memory
-from dynamo_backends.aot.step.state.inventory import Inventory
-from dynamo_backends.aot.step.state.settings import OptimizerSettings
+from dynamo_backends.aot.step.state.arguments import (
+    BatchSpec,
+    flatten_batch,
+    kind_of_leaf,
+    shared_memory,
+)
+from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
+from dynamo_backends.aot.step.state.inventory import Inventory, Slot
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.graph.position_checks import PositionChecks
+from dynamo_backends.graph.random import is_random
+from dynamo_backends.interface.errors import SaveError, StepCaptureError
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One compiled step as it is now.
+
+    Attributes:
+        definition: Of the step.
+        backend: What has compiled it.
+        options: Of the backend, as they were given.
+        graph: What was compiled. Its inputs are the numbers, then `tensors`, gradients that it does
+            not read, the tensors of the batch, `constants` and what `draws` draws.
+        program: Compiled from it.
+        recording: Of its calls.
+        results: One per leaf of what the function returned.
+        spec: How these are put together.
+        slots: What lives from step to step.
+        tensors: One per slot.
+        constants: Tensors that the graph owns.
+        draws: Draws its random numbers.
+        batch: How the arguments are put together.
+        leaves: What the step was compiled for of each leaf, see `kind_of_leaf`.
+        checks: What is checked of each step.
+    """
+
+    definition: Definition
+    backend: StepBackend
+    options: Mapping[str, Any]
+    graph: Graph
+    program: StepProgram
+    recording: Recording
+    results: Sequence[Result]
+    spec: Any
+    slots: Sequence[Slot]
+    tensors: Sequence[Tensor]
+    constants: Sequence[Tensor]
+    draws: Draws
+    batch: BatchSpec
+    leaves: Sequence[Any]
+    checks: PositionChecks
+
+    def check(self) -> None:
+        """Checks that a file can hold all that the step does.
+
+        Raises:
+            SaveError: It cannot; the message says why.
+        """
+        reason = next(self._reasons(), None)
+        if reason is not None:
+            raise SaveError(f"the step cannot be saved: {reason}.")
+
+    def _reasons(self) -> Iterator[str]:
+        recording = self.recording
+        if self.definition.parallel is not None:
+            yield "it is spread over a mesh"
+        if self.backend.home is not None:
+            yield f"its state lives on the {self.backend.home}"
+        if any(t.device.type != "cpu" for t in (*self.tensors, *self.constants)):
+            yield "its tensors are not on the CPU"
+        if self.program.prefers_eager or self.program.comparison is not None:
+            yield f"{self.backend.name} takes its steps in eager, or has not yet decided"
+        yield from self._reasons_of_gradients()
+        if recording.aliases.bases:
+            yield f"tensors of it share memory ({', '.join(recording.aliases.names)})"
+        if any(x.is_meta or x.is_sparse for x in self.tensors):
+            yield "a tensor of it is sparse, or has no contents"
+        if any(any(True for _ in answer.term.living()) for answer in recording.answers):
+            yield "a counter, or a setting that is a tensor, decides what it does"
+        for node in filter(is_random, self.graph.calls):
+            yield f"{node.target} draws random numbers that depend on what the step computes"
+
+    def _reasons_of_gradients(self) -> Iterator[str]:
+        recording = self.recording
+        entering = recording.gradient_slots
+        places = self.graph.placeholders[1 + len(self.slots) :]
+        found = [i for i, place in zip(entering, places, strict=False) if place.users]
+        known = recording.free.union(entering)  # these are there again before the next step
+        found += [i for _, i in recording.gradients if i not in known]
+        for i in found:
+            yield (
+                f"it adds to the gradient of {self.slots[i].name} that the step before has left. "
+                "Call optimizer.zero_grad(), which sets it to None, in the function"
+            )
+        if recording.batch_gradients or recording.batch_with_gradient:
+            yield "it leaves gradients of its arguments; pass them detached"
 
 
 class LastCall(NamedTuple):
@@ -44,7 +139,7 @@ class LastCall(NamedTuple):
     is_followed: bool
 
 
-ANOTHER = "the next step would be another one: {}. Take it, and save then."
+_ANOTHER = "the next step would be another one: {}. Take it, and save then."
 
 
 @dataclass(frozen=True)
@@ -86,7 +181,7 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
-class Parameters:
+class _Parameters:
     """The inputs and outputs of the program of a file.
 
     Attributes:
@@ -102,7 +197,7 @@ class Parameters:
     outputs: tuple[int, ...]
 
 
-def parameters_of(call: LastCall, inventory: Inventory) -> Parameters:
+def _parameters_of(call: LastCall, inventory: Inventory) -> _Parameters:
     """Returns the inputs and outputs of the program of a file.
 
     Raises:
@@ -125,12 +220,12 @@ def parameters_of(call: LastCall, inventory: Inventory) -> Parameters:
     if any(id(x) in lives for x in arguments):
         raise SaveError("the step cannot be saved: an argument is a parameter, buffer or state.")
     if any(trie.kinds[n] == "slot" and id(trie.values[n]) not in lives for n in mentioned):
-        raise SaveError(ANOTHER.format("parameters, buffers or state are other tensors"))
+        raise SaveError(_ANOTHER.format("parameters, buffers or state are other tensors"))
     numbers = [segment.number_of(x) for x in arguments]
     others = [n for n in sorted(mentioned.difference(numbers)) if trie.kinds[n] == "input"]
     for number in others:
         _check_constant(call, number, path)
-    return Parameters(
+    return _Parameters(
         (*arguments, *(trie.values[n] for n in others)),
         (*numbers, *others),
         len(arguments),
@@ -235,34 +330,43 @@ def _kinds_of_arguments(call: LastCall) -> tuple[Any, list[Any]]:
     return spec, [(float, x) if isinstance(x, float) else kind_of_leaf(x) for x in batch]
 
 
-def program_snapshot(
-    program: RecordProgram,
-    call: LastCall,
-    parameters: Parameters,
-    definition: Definition,
-    backend: StepBackend,
-    options: Mapping[str, Any],
-    inventory: Inventory,
+def snapshot_of(
+    call: LastCall, programs: StepPrograms, options: Mapping[str, Any], refusals: Mapping[str, str]
 ) -> Snapshot:
-    """Returns a program with all that a file has besides.
+    """Returns the program of a call, with all that a file has besides.
 
     Args:
-        program: Has the parameters.
         call: The last one.
-        parameters: See `parameters_of`.
-        definition: Of the step.
-        backend: Of the step.
+        programs: Of the step.
         options: Of the backend.
-        inventory: What lives on.
+        refusals: Lines from which on the step runs in eager, with the reasons.
 
     Raises:
         SaveError: No file can hold it.
     """
+    definition, state = programs.definition, programs.state
+    inventory, path = state.inventory, call.segment.node.path()
+    if not call.is_followed:
+        line, reason = next(iter(refusals.items()), ("", "runs in eager"))
+        raise SaveError(f"the step cannot be saved: it {reason}" + f", at {line}." * bool(line))
+    strange = next((o for o in definition.optimizers if not is_one_entry(o)), None)
+    if strange is not None:
+        raise SaveError(
+            f"the step cannot be saved: {type(strange).__name__} is no optimizer of "
+            "torch.optim, and its numbers are constants of the program."
+        )
+    parameters = _parameters_of(call, inventory)
+    if _settings_changed(path, programs.settings):
+        raise SaveError(_ANOTHER.format("a setting in an optimizer's param_groups changed"))
+    program = _program_of_file(call.segment, path, parameters, programs)
+    why_not = program.why_not_next(inventory)
+    if why_not is not None:
+        raise SaveError(_ANOTHER.format(why_not))
     variant = program.variant
     compiled = variant.program
     spec, kinds = _kinds_of_arguments(call)
     snapshot = Snapshot(
-        definition, backend, dict(options), variant.graph,
+        definition, state.backend, dict(options), variant.graph,
         compiled.compiled if isinstance(compiled, VerifiedStep) else compiled,
         variant.recording, *_results(program, call, inventory), variant.slots, inventory.tensors,
         (*parameters.tensors[parameters.count :], *variant.constants), variant.draws, spec, kinds,
@@ -273,7 +377,24 @@ def program_snapshot(
     return snapshot
 
 
-def _check_constants(graph: Graph, parameters: Parameters, names: Sequence[str]) -> None:
+def _program_of_file(
+    segment: Segment, path: Sequence[Entry], given: _Parameters, programs: StepPrograms
+) -> RecordProgram:
+    for program in (program for program, is_pure in segment.node.programs if not is_pure):
+        is_enough = set(given.outputs).issubset(program.outputs)
+        if program.inputs == given.numbers and is_enough and not program.has_views:
+            return program
+    inputs = given.numbers, given.tensors
+    try:
+        program = programs.compile(segment, path, given.outputs, False, inputs)
+    except StepCaptureError as error:
+        raise SaveError(f"the step cannot be saved: {error}") from error
+    if None not in given.numbers:
+        segment.node.programs.append((program, False))
+    return program
+
+
+def _check_constants(graph: Graph, parameters: _Parameters, names: Sequence[str]) -> None:
     """Checks that a program writes to no tensor that is a constant of its file."""
     written = {f"batch[{i}]" for i in range(parameters.count, len(parameters.tensors))}
     for name, given in zip(names, graph.inputs, strict=False):
@@ -283,7 +404,7 @@ def _check_constants(graph: Graph, parameters: Parameters, names: Sequence[str])
             )
 
 
-def settings_changed(path: Sequence[Entry], settings: Mapping[int, OptimizerSettings]) -> bool:
+def _settings_changed(path: Sequence[Entry], settings: Mapping[int, OptimizerSettings]) -> bool:
     """Returns whether an optimizer has other settings than a record says."""
     return any(
         entry.kind == "optimizer" and settings[id(entry.function[1])].read()[0] != entry.function[2]

@@ -3,8 +3,7 @@
 import logging
 import os
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,34 +11,25 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
-from dynamo_backends.aot.step.backward.tape import Tape, change_tape
 from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.program.backends import TORCHS
-from dynamo_backends.aot.step.program.copies import all_or_nothing
-from dynamo_backends.aot.step.program.lowering import RecordProgram
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.program.step_programs import StepPrograms
 from dynamo_backends.aot.step.program.step_state import StepState
 from dynamo_backends.aot.step.record.active_session import active_session
-from dynamo_backends.aot.step.record.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.record.mesh_batch import WholeBatch
-from dynamo_backends.aot.step.record.patches import Patches, is_one_entry
-from dynamo_backends.aot.step.record.results import assign
-from dynamo_backends.aot.step.record.segment import Segment
+from dynamo_backends.aot.step.record.patches import Patches
 from dynamo_backends.aot.step.record.session import Session
-from dynamo_backends.aot.step.record.trie import Trie, process_state
+from dynamo_backends.aot.step.record.trie import process_state
+from dynamo_backends.aot.step.runner import SegmentRunner
 from dynamo_backends.aot.step.saving import (
-    ANOTHER,
     LastCall,
-    Parameters,
-    parameters_of,
-    program_snapshot,
+    Snapshot,
     result_template,
-    settings_changed,
+    snapshot_of,
 )
-from dynamo_backends.aot.step.snapshot import Snapshot
 from dynamo_backends.aot.step.state.arguments import flatten_batch
-from dynamo_backends.aot.step.state.settings import OptimizerSettings
+from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.unsupported_hooks import outside_effect
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import SaveError, StepCaptureError, StepDeviceError
@@ -51,7 +41,6 @@ from dynamo_backends.interface.publishing import (
 from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.foreign import refuse_step
-from dynamo_backends.runtime.position_checks import OutOfRangeError
 
 log = logging.getLogger("dynamo_backends")
 
@@ -60,7 +49,7 @@ _SAVING = "dynamo_backends.package.steps.saving:save_step"  # of a higher layer
 MANY = 16  # calls that go another way at one line: worth a warning
 
 
-class Step:
+class Step(SegmentRunner):
     """A compiled training step; call it like the function.
 
     The function runs at every call. Its torch calls are compared with a record, and compiled.
@@ -93,28 +82,23 @@ class Step:
         self.eager_steps = 0
         self.cuts = 0
         self.divergences: list[str] = []
-        self.refusals: dict[str, str] = {}
         self._definition = definition
         self._options = options
-        self._fallback = fallback
         self._settings = {id(o): OptimizerSettings(o) for o in definition.optimizers}
-        self._state = StepState(definition, backend, options)
-        self._programs = StepPrograms(
-            definition, self._state, self._settings, raises=fallback == "error"
-        )
+        state = StepState(definition, backend, options)
+        super().__init__(StepPrograms(definition, state, self._settings, fallback == "error"))
         self._patches = Patches(definition.optimizers)
         self._split: Callable[..., Any] | None = None
         self._is_checked = False
         self._lock = threading.RLock()
         self._last: LastCall | None = None
-        self._held: Sequence[int] = ()
         reason = outside_effect(definition.models, definition.optimizers)
         if reason is not None:
             self._compile_parts(StepCaptureError(reason))
 
     def _compile_parts(self, error: StepCaptureError) -> None:
         """Hands the function to `torch.compile`, or raises if parts are not wanted."""
-        if self._fallback == "error":
+        if self._programs.raises:
             raise error
         log.warning('%s torch.compile runs the step in parts (fallback="split").', error)
         name, backend = self._state.backend.name, None
@@ -347,46 +331,7 @@ class Step:
             raise SaveError("there is no compiled step; take one, and save it then.")
         with self._lock:
             self._refresh()
-            return self._snapshot(call)
-
-    def _snapshot(self, call: LastCall) -> Snapshot:
-        segment, inventory = call.segment, self._state.inventory
-        path = segment.node.path()
-        if not call.is_followed:
-            line, reason = next(iter(self.refusals.items()), ("", "runs in eager"))
-            raise SaveError(f"the step cannot be saved: it {reason}" + f", at {line}." * bool(line))
-        strange = next((o for o in self._definition.optimizers if not is_one_entry(o)), None)
-        if strange is not None:
-            raise SaveError(
-                f"the step cannot be saved: {type(strange).__name__} is no optimizer of "
-                "torch.optim, and its numbers are constants of the program."
-            )
-        given = parameters_of(call, inventory)
-        if settings_changed(path, self._settings):
-            raise SaveError(ANOTHER.format("a setting in an optimizer's param_groups changed"))
-        program = self._program_of_file(segment, path, given)
-        why_not = program.why_not_next(inventory)
-        if why_not is not None:
-            raise SaveError(ANOTHER.format(why_not))
-        return program_snapshot(
-            program, call, given, self._definition, self._state.backend, self._options or {},
-            inventory,
-        )  # fmt: skip
-
-    def _program_of_file(self, segment: Segment, path: Any, given: Parameters) -> RecordProgram:
-        programs = (program for program, is_pure in segment.node.programs if not is_pure)
-        for program in programs:
-            is_enough = set(given.outputs).issubset(program.outputs)
-            if program.inputs == given.numbers and is_enough and not program.has_views:
-                return program
-        inputs = given.numbers, given.tensors
-        try:
-            program = self._programs.compile(segment, path, given.outputs, False, inputs)
-        except StepCaptureError as error:
-            raise SaveError(f"the step cannot be saved: {error}") from error
-        if None not in given.numbers:
-            segment.node.programs.append((program, False))
-        return program
+            return snapshot_of(call, self._programs, self._options or {}, self.refusals)
 
     def _refresh(self) -> None:
         """Looks for other parameters, buffers and states than there were."""
@@ -403,107 +348,6 @@ class Step:
 
     def _forget_programs(self) -> None:
         self._programs.forget()
-
-    # What a session has run
-
-    def commit(self, segment: Segment) -> bool:
-        """See `Runner.commit`."""
-        node = segment.node
-        if node is segment.trie.root:
-            return True
-        path = node.path()
-        self._held = held = segment.held()
-        if not held and not any(entry.mutates or entry.draws for entry in path):
-            return True
-        outputs = {*held, *_shared_roots(segment.trie, held)}
-        program = self._programs.find(segment, path, outputs, pure=False)
-        if program is None or program.variant.program.prefers_eager:
-            self.materialize(segment)
-            return False
-        tensors = self._run(program, segment)
-        if tensors is None:
-            return False
-        assign(segment, tensors, held)
-        return True
-
-    def _run(self, program: RecordProgram, segment: Segment) -> dict[int, Tensor] | None:
-        comparison = program.variant.program.comparison
-        turn, start = None if comparison is None else comparison.turn, time.perf_counter()
-        tensors: dict[int, Tensor] | None = None
-        try:
-            if comparison is None or turn is not None:
-                tensors = program(segment, self._state.inventory)
-        except OutOfRangeError:
-            with all_or_nothing(self._state.inventory.tensors):
-                self.materialize(segment)
-            return None
-        if tensors is None:
-            self.materialize(segment)
-        if comparison is not None:
-            self._state.synchronize()
-            comparison.note(turn, time.perf_counter() - start)
-        return tensors
-
-    def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:
-        """See `Runner.evaluate`."""
-        trie, node = segment.trie, segment.node
-        path = node.path()
-        written = any(entry.mutates for entry in path)
-        found = {
-            n: trie.values[n]
-            for n in numbers
-            if trie.kinds[n] != "result" and not (written and n in node.known)
-        }
-        wanted = list(dict.fromkeys(n for n in numbers if n not in found))
-        if wanted:
-            program = self._programs.find(segment, path, wanted, pure=True)
-            if program is None:
-                return None
-            try:
-                found |= program(segment, self._state.inventory)
-            except OutOfRangeError:
-                return None
-        return found
-
-    def materialize(self, segment: Segment) -> None:
-        """See `Runner.materialize`.
-
-        Raises:
-            StepCaptureError: The step is spread over a mesh.
-        """
-        if self._definition.parallel is not None:
-            raise StepCaptureError(
-                "a part of the step would have to run in eager, which no step on a mesh can."
-            )
-        trie, node = segment.trie, segment.node
-        held = segment.held()
-        tensors = {n: trie.values[n] for n in node.known if trie.kinds[n] in ("slot", "input")}
-        path = node.path()
-        change_tape(Tape())  # with which the step goes on
-        with group_numbers_as(self._definition.optimizers, segment.numbers):
-            execute(path, tensors, trie.numbers.__getitem__, held)
-        segment.become_real(tensors, held)
-
-    def refuse(self, reason: str, line: str) -> None:
-        """See `Runner.refuse`."""
-        text = f"the step {reason} at {line}"
-        if self._fallback == "error":
-            raise StepCaptureError(
-                f'{text}, which no program of a step holds yet. Pass fallback="split" to run the '
-                "rest of such a call in eager."
-            )
-        if line not in self.refusals:
-            log.warning("%s: from there on it runs in eager.", text.capitalize())
-        self.refusals[line] = reason
-
-    def note_value(self, func: Any, line: Callable[[], str]) -> None:
-        """See `Runner.note_value`."""
-
-
-def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:
-    """Results that several of those held are views of: these share memory."""
-    roots = [trie.aliases[n] for n in held if n in trie.aliases]
-    return {n for n in roots if trie.kinds[n] == "result" and roots.count(n) > 1}
 
 
 def _detached(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.aot.step.program.cached import parts_of_step
-from dynamo_backends.aot.step.program.questions import asked, numbers_of
+from dynamo_backends._torch_private import make_fx
+from dynamo_backends.aot.step.program.backends import parts_of_step
 from dynamo_backends.aot.step.program.recording import Result
-from dynamo_backends.aot.step.program.scalars import CONVERSIONS
-from dynamo_backends.aot.step.snapshot import Snapshot
+from dynamo_backends.aot.step.program.scalars import CONVERSIONS, Answer, Term
+from dynamo_backends.aot.step.saving import Snapshot
 from dynamo_backends.aot.step.state.arguments import is_simple
 from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
 from dynamo_backends.graph.graph import Graph
@@ -159,11 +159,21 @@ def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
     if not answers:
         return None
     floats = [1.0 for leaf in step.leaves if leaf is float]
-    module = asked(answers, [*numbers, *floats])
+    module = make_fx(lambda given: _terms(answers, given), None)(
+        torch.tensor([*numbers, *floats], dtype=torch.float64)
+    )
     graph = Graph(module, "inference", (Input("numbers", Role.HYPERPARAMETERS),))
     names = {convert: name for name, convert in CONVERSIONS.items()}
-    checks = [[names[a.convert], a.value, sorted(numbers_of(a))] for a in answers]
+    checks = [
+        [names[a.convert], a.value, sorted({leaf.index for leaf in a.term.leaves()})]
+        for a in answers
+    ]
     return {"calls": _graph(graph), "checks": checks}
+
+
+def _terms(answers: Sequence[Answer], numbers: Tensor) -> list[Tensor]:
+    known: dict[Term, Any] = {}
+    return [answer.term.evaluate(numbers, known) for answer in answers]
 
 
 def _batch(step: Snapshot, first_number: int) -> dict[str, Any]:

@@ -25,12 +25,6 @@ def ranks_of(parallel: Parallel | None) -> Ranks | None:
 def begin_alike(ranks: Ranks, parallel: Parallel, inventory: Inventory, home: str) -> None:
     """Gives what is not on the mesh yet rank 0's contents, on all ranks.
 
-    Args:
-        ranks: All processes.
-        parallel: What the user asked for.
-        inventory: What lives on.
-        home: The name of the mesh.
-
     Raises:
         RankError: The ranks have different models, optimizers or arguments.
     """

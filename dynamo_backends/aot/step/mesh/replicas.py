@@ -33,11 +33,6 @@ def replicated(models: Sequence[nn.Module]) -> list[Any]:
 def mesh_of_replicas(replicas: Sequence[Any], mesh: Any, parallel: Any) -> Any:
     """The mesh that stands for what replicas mean; None: there is one process, or no replica.
 
-    Args:
-        replicas: See `replicated`.
-        mesh: What the user said of it.
-        parallel: Likewise.
-
     Raises:
         StepCaptureError: One does more than to average gradients over all processes.
         OptionError: The user asked for another thing.

@@ -1,37 +1,39 @@
 """Traces the calls of a record on fake tensors: forward, backward and update as one graph."""
 
-import contextlib
+import hashlib
 import itertools
+import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends._torch_private import FakeTensorMode
+from dynamo_backends._torch_private import (
+    FakeTensorMode,
+    disable_current_modes,
+    mark_generator_state,
+)
 from dynamo_backends.aot.step.program.gradients import Gradients, SlotGradients, is_leaf
-from dynamo_backends.aot.step.program.loss_scaling import LossScaling
-from dynamo_backends.aot.step.program.optimizer_calls import OptimizerCalls
-from dynamo_backends.aot.step.program.optimizer_state import refusing_new_state
-from dynamo_backends.aot.step.program.optimizers import traced_settings
-from dynamo_backends.aot.step.program.provenance import Provenance
+from dynamo_backends.aot.step.program.optimizer_calls import TracedOptimizerCalls
+from dynamo_backends.aot.step.program.optimizers import refusing_new_state, traced_settings
 from dynamo_backends.aot.step.program.recording import (
     WHAT_TO_DO,
-    Calls,
     Definition,
     Recording,
     Result,
-    numbers_of,
 )
 from dynamo_backends.aot.step.program.scalars import Scalars
-from dynamo_backends.aot.step.program.sent_numbers import CPU
-from dynamo_backends.aot.step.program.substitution import Substitution
+from dynamo_backends.aot.step.program.straight_line import StraightLine
+from dynamo_backends.aot.step.program.substitution import Substitution, nodes_of
 from dynamo_backends.aot.step.record.abstract import fake_of
-from dynamo_backends.aot.step.source_lines import line_of
+from dynamo_backends.aot.step.source_lines import line_of, user_line
 from dynamo_backends.aot.step.state.aliases import Aliases, Key
 from dynamo_backends.aot.step.state.arguments import first_of_each, shared_memory
-from dynamo_backends.aot.step.state.hyperparameters import group_constants
+from dynamo_backends.aot.step.state.hyperparameters import group_constants, read_numbers
 from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.roles import Role
@@ -40,11 +42,11 @@ from dynamo_backends.verify.dtypes import is_dtype_error, refuse_mixed_dtypes
 
 
 def record(
-    calls: Calls,
+    calls: StraightLine,
     definition: Definition,
     inventory: Inventory,
     batch: Sequence[Tensor],
-    numbers_on: torch.device = CPU,
+    numbers_on: torch.device,
 ) -> Recording:
     """Traces the calls of a record.
 
@@ -75,7 +77,7 @@ def record(
 class _Recorder:
     def __init__(
         self,
-        calls: Calls,
+        calls: StraightLine,
         definition: Definition,
         inventory: Inventory,
         batch: Sequence[Tensor],
@@ -90,11 +92,10 @@ class _Recorder:
         optimizers, tensors = definition.optimizers, inventory.tensors
         settings = (i for i, slot in enumerate(inventory.slots) if slot.is_setting)
         self._living = tuple(i for i in settings if tensors[i].ndim == 0)
-        numbers = [*numbers_of(optimizers), *calls.numbers]
+        numbers = [*read_numbers(optimizers), *calls.numbers]
         self._scalars = Scalars(numbers, [tensors[i].item() for i in self._living])
-        self._scaling = LossScaling(optimizers)
-        self._substitution = Substitution(self._mode, self._scalars, self._scaling)
-        self._updates = OptimizerCalls(definition, self._substitution)
+        self._substitution = Substitution(self._mode, self._scalars)
+        self._updates = TracedOptimizerCalls(self._substitution)
         self._gradients = SlotGradients(inventory, self._updates)
         in_batch = dict(enumerate(batch))
         self._first = first_of_each(in_batch, in_batch)
@@ -208,12 +209,9 @@ class _Recorder:
         batch = self._stand_in_for_batch(remaining)
         settings = traced_settings(self._optimizers, scalars[:of_calls])
         transforms = private.transforms_given(self._substitution.fake)
-        with settings, self._calls.set_up(scalars[of_calls:]):
-            tracing = (self._scaling, transforms, self._substitution, Provenance(), self._updates)
-            with contextlib.ExitStack() as stack:
-                for each in tracing:
-                    stack.enter_context(each)
-                results = self._calls(*batch)
+        with settings:
+            with transforms, self._substitution, Provenance():
+                results = self._calls(batch, scalars[of_calls:], self._updates)
             self._left = self._left_by(results)
         return self._outputs
 
@@ -288,3 +286,57 @@ def _drop_dead(graph: fx.Graph) -> None:
         if node.op == "call_function" and "profiler" in str(node.target) and not node.users:
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+_LINE = re.compile(r"(.*?):(\d+)(?:, (.*))?")
+
+
+class Provenance(TorchDispatchMode):
+    """Notes on each node the user's line, and on draws the state of eager's generator.
+
+    Nothing is drawn while tracing. The generator is moved on all the same, and put back in the
+    end, so that a checkpoint that puts it back to draw again is seen to do so.
+    """
+
+    def __enter__(self) -> "Provenance":
+        """Keeps the state of torch's generator."""
+        self._before = torch.get_rng_state()
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Puts the generator back."""
+        super().__exit__(kind, error, trace)
+        torch.set_rng_state(self._before)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Executes a call, and notes what there is to note on the nodes it leaves."""
+        if func.namespace == "prim":  # a tensor's device, or its layout
+            return func(*args, **(kwargs or {}))
+        result, nodes = nodes_of(partial(func, *args, **(kwargs or {})))
+        _note_line(nodes)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            mark_generator_state(nodes, _next_state())
+        return result
+
+
+def _note_line(nodes: Sequence[fx.Node]) -> None:
+    line = _LINE.fullmatch(user_line())
+    if line is None:
+        return
+    for node in nodes:
+        node.meta["stack_trace"] = 'File "{}", line {}, in step\n{}'.format(*line.groups(""))
+
+
+def _next_state() -> str:
+    """Names the state of torch's generator, and moves it on."""
+    with disable_current_modes(), torch._C.DisableTorchFunction():
+        state = torch.get_rng_state().numpy().tobytes()
+        torch.rand(())
+    return hashlib.sha256(state).hexdigest()

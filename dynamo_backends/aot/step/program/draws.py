@@ -32,9 +32,6 @@ class Draws:
 def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
     """What a checkpoint draws again becomes what was drawn first.
 
-    Args:
-        draws: Calls that draw.
-
     Returns:
         Those that are left.
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.program.functionalization import metadata_of
 from dynamo_backends.aot.step.replaced import replaced
-from dynamo_backends.aot.step.state.hooks import has_global_hooks
+from dynamo_backends.aot.step.state.unsupported_hooks import has_global_hooks
 
 _INDEPENDENT = frozenset(
     {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",

@@ -35,12 +35,7 @@ class StepGraph:
 
 
 def functionalize(recording: Recording, decompositions: Any) -> StepGraph:
-    """Takes the writes out of a recorded step and brings it into normal form.
-
-    Args:
-        recording: From `capture.record`.
-        decompositions: Applied while tracing.
-    """
+    """Takes the writes out of a recorded step and brings it into normal form."""
     recorded = lift_constants(recording.module)
     recording.module.recompile()
     _check_effects(recording.module.graph)

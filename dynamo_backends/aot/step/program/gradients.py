@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.optimizer_calls import OptimizerCalls
+from dynamo_backends.aot.step.program.optimizer_calls import TracedOptimizerCalls
 from dynamo_backends.aot.step.state.inventory import Inventory
 
 
@@ -51,15 +51,11 @@ class Gradients:
 class SlotGradients(Gradients):
     """Gradients of what lives from step to step.
 
-    Args:
-        inventory: What lives on.
-        calls: Of optimizers in the trace.
-
     Attributes:
         slots: Those that may have gradients.
     """
 
-    def __init__(self, inventory: Inventory, calls: OptimizerCalls):
+    def __init__(self, inventory: Inventory, calls: TracedOptimizerCalls):
         parameters = set(inventory.parameters())
         tensors = enumerate(inventory.tensors)
         super().__init__({i: t for i, t in tensors if i in parameters or is_leaf(t)})

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.aot.step.program.backends import StepBackend
-from dynamo_backends.aot.step.program.optimizer_state import NewStateError
+from dynamo_backends.aot.step.program.optimizers import NewStateError
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.program.straight_line import StraightLine
 from dynamo_backends.aot.step.program.variant import Variant
@@ -15,8 +15,8 @@ from dynamo_backends.aot.step.record.interpreter import group_numbers_as
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Entry
 from dynamo_backends.aot.step.state.arguments import flatten_batch, shared_memory
+from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory
-from dynamo_backends.aot.step.state.settings import OptimizerSettings
 from dynamo_backends.interface.errors import StepCaptureError, text_of
 
 

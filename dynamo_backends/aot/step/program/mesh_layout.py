@@ -74,11 +74,6 @@ class LikeBatch:
     """The placement of what has the batch in its first dimension, as far as can be seen.
 
     Results do not depend on it: it says where elements are kept.
-
-    Args:
-        mesh: The mesh.
-        placement: Of the tensors of a batch.
-        batch: These.
     """
 
     def __init__(self, mesh: Mesh, placement: Placement, batch: Sequence[Tensor]):

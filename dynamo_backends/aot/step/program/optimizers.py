@@ -8,7 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.state.hyperparameters import group_numbers, group_structure, replace
+from dynamo_backends.aot.step.state.hyperparameters import (
+    group_numbers,
+    group_structure,
+    replace,
+    restoring_groups,
+)
 from dynamo_backends.interface.errors import StepCaptureError
 
 # Their formulas for capturable=True have no `if` on a tensor, as the others have.
@@ -82,12 +87,11 @@ def traced_settings(
     optimizers: Sequence[torch.optim.Optimizer], numbers: Sequence[Tensor]
 ) -> Iterator[None]:
     """Inside: the numbers of `group_numbers` are these tensors, and updates go one by one."""
-    saved = [(group, dict(group)) for o in optimizers for group in o.param_groups]
     places = list(group_numbers(optimizers))
     structure = list(group_structure(optimizers))
-    try:
-        for (group, key, index), number in zip(places, numbers, strict=True):
-            replace(group, key, index, number)
+    with restoring_groups(optimizers):
+        for place, number in zip(places, numbers, strict=True):
+            replace(*place, number)
         for group, key, index, value in structure:
             replace(group, key, index, value)
         for optimizer in optimizers:
@@ -95,21 +99,36 @@ def traced_settings(
                 group.update({k: v for k, v in _ONE_BY_ONE.items() if k in group})
                 if has_formulas_for_graphs(optimizer) and "capturable" in group:
                     group["capturable"] = True
-        given = [dict(group) for group, _ in saved]
         yield
-        _check_unchanged([group for group, _ in saved], given)
+
+
+class NewStateError(StepCaptureError):
+    """An optimizer makes state in a step that is traced."""
+
+
+@contextlib.contextmanager
+def refusing_new_state(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Inside a step is traced: new state is refused, and nothing of it stays.
+
+    Raises:
+        NewStateError: In eager there would be new state.
+    """
+    before = [(state, dict.fromkeys(state)) for state in _states(optimizers)]
+    try:
+        yield
+        key = next((key for state, keys in before for key in state if key not in keys), None)
+        if key is not None:
+            raise NewStateError(
+                f"the optimizer makes new state ({key!r}) in the middle of training, which one "
+                "graph cannot hold. Make all state at the first step."
+            )
     finally:
-        for group, values in saved:
-            group.clear()
-            group.update(values)
+        for state, keys in before:
+            for key in [k for k in state if k not in keys]:
+                del state[key]
 
 
-def _check_unchanged(groups: Sequence[dict[str, Any]], given: Sequence[dict[str, Any]]) -> None:
-    for i, (group, before) in enumerate(zip(groups, given, strict=True)):
-        for key in group.keys() | before.keys():
-            if group.get(key, _check_unchanged) is not before.get(key, _check_unchanged):
-                raise StepCaptureError(
-                    f"the step changes param_groups[{i}][{key!r}] of an optimizer, which would be "
-                    "done only while the step is captured. Change it (call a scheduler) outside "
-                    'of the step, keep it as a tensor and write to that, or pass fallback="split".'
-                )
+def _states(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[dict[Any, Any]]:
+    for optimizer in optimizers:
+        yield optimizer.state
+        yield from optimizer.state.values()

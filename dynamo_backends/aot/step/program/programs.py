@@ -1,16 +1,71 @@
 """Compiled steps: run once, they update their inputs in place and hand over the rest."""
 
+import math
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends.aot.step.program.online_comparison import OnlineComparison
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.atomic import write
+
+RUN = 3  # steps in a row; the first finds threads asleep, and the caches and memory of another
+RUNS = 4  # of each; the first one, in which code is still new, does not count either
+STEPS = RUN * RUNS  # of each
+WORTH = 0.98  # eager must take at most this part of the compiled step's time
+
+
+@dataclass
+class OnlineComparison:
+    """Who takes the next step, until it is known who is fastest.
+
+    All take the same step, so none is lost by comparing.
+
+    Attributes:
+        settle: Called once with the median seconds of each compiled step, infinite for those that
+            gave up, and of eager.
+        compiled: Seconds of the steps of each one that is compiled.
+        eager: Seconds of each step in eager.
+    """
+
+    settle: Callable[[Sequence[float], float], None]
+    compiled: Sequence[list[float]] = field(default_factory=lambda: [[]])
+    eager: list[float] = field(default_factory=list)
+
+    @property
+    def turn(self) -> int | None:
+        """Which of the compiled ones takes the next step; None: eager does."""
+        due = len(self.eager) // RUN * RUN + RUN
+        return next((i for i, steps in enumerate(self.compiled) if len(steps) < due), None)
+
+    def note(self, turn: int | None, seconds: float) -> None:
+        """Notes how long the step took of one whose turn it was."""
+        (self.eager if turn is None else self.compiled[turn]).append(seconds)
+        if len(self.eager) == STEPS:
+            self.settle([_typical(steps) for steps in self.compiled], _typical(self.eager))
+
+    def give_up(self, turn: int) -> None:
+        """One of the compiled ones has no more turns, and loses."""
+        self.compiled[turn][:] = [math.inf] * STEPS
+
+
+def counting(steps: Sequence[float]) -> list[float]:
+    """Returns the times without the first run and without the first step of each later run."""
+    return [s for i, s in enumerate(steps) if i >= RUN and i % RUN]
+
+
+def _typical(steps: Sequence[float]) -> float:
+    return statistics.median(counting(steps))
+
+
+def eager_wins(compiled: float, eager: float) -> bool:
+    """Returns whether eager's time is so much shorter that it is chosen."""
+    return eager < WORTH * compiled
 
 
 class StepProgram(ABC):
@@ -57,12 +112,7 @@ class StepProgram(ABC):
 
 
 class CopyingProgram(StepProgram):
-    """A functional program whose results are copied to where they belong, all in one call.
-
-    Args:
-        graph: The graph.
-        run: From its inputs to all its outputs.
-    """
+    """A functional program whose results are copied to where they belong, all in one call."""
 
     def __init__(self, graph: Graph, run: Callable[[list[Tensor]], Sequence[Any]]):
         self._run = run

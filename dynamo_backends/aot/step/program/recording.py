@@ -1,9 +1,8 @@
 """What is captured of a training step, and what of it is recorded."""
 
-import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -11,7 +10,6 @@ from torch import Tensor, fx, nn
 from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.program.scalars import Answer
 from dynamo_backends.aot.step.state.aliases import Aliases
-from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
 from dynamo_backends.graph.roles import Role
 
 WHAT_TO_DO = 'Pass fallback="split" to run what cannot be compiled in eager.'
@@ -34,20 +32,6 @@ class Definition:
     optimizers: tuple[torch.optim.Optimizer, ...]
     accumulate: int = 1
     parallel: Parallel | None = None
-
-
-class Calls(Protocol):
-    """The calls of a step, as a function that a trace can follow: it has no branches."""
-
-    @property
-    def numbers(self) -> Sequence[Any]:
-        """Reads the numbers in Python that are inputs, besides those of optimizers."""
-
-    def set_up(self, stand_ins: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Inside: tensors stand in for these numbers."""
-
-    def __call__(self, *tensors: Any) -> Sequence[Any]:
-        """Makes the calls, and returns their results."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +84,3 @@ class Recording:
     living: tuple[int, ...]
     batch_with_gradient: tuple[int, ...]
     aliases: Aliases
-
-
-def numbers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
-    """Returns the numbers of optimizers that are inputs."""
-    return [read_number(place) for place in group_numbers(optimizers)]

@@ -17,10 +17,6 @@ _WITH_SPARSE = ("aot_eager",)
 def refuse_sparse(graph: Graph, backend: str) -> None:
     """Refuses sparse tensors, such as gradients of `nn.Embedding(sparse=True)`.
 
-    Args:
-        graph: Of the step.
-        backend: Its name.
-
     Raises:
         StepCaptureError: There are some, and the backend has none.
     """
@@ -47,7 +43,7 @@ def refuse_shared_writes(
         graph: Of the step.
         names: Of its first inputs.
         batch: The leaves of the arguments.
-        groups: See `batches.shared_memory`.
+        groups: See `arguments.shared_memory`.
 
     Raises:
         StepCaptureError: There is one.
@@ -66,11 +62,7 @@ def refuse_shared_writes(
 
 @contextlib.contextmanager
 def refused_by(backend: str) -> Iterator[None]:
-    """Inside: what fails while a captured step is compiled is a refusal, with a way out.
-
-    Args:
-        backend: Its name.
-    """
+    """Inside: what fails while a captured step is compiled is a refusal, with a way out."""
     try:
         yield
     except DynamoBackendsError:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynamo_backends._torch_private import scaling
+
 
 def _scaled(x: Any, by: Any, to: Tensor) -> Any:
     """Returns a summand, multiplied in the dtype of the sum."""
@@ -57,9 +59,6 @@ POSITIONAL: dict[Callable[..., Any], Callable[..., Any]] = {
 }  # fmt: skip
 """Functions whose further arguments are all numbers, or tensors of the first one's dtype."""
 
-SUBTRACTIONS = frozenset((_T.sub, _T.sub_, _T.__rsub__, torch.sub, torch.rsub))
-"""Of a tensor and a flag they raise; `1.0 - True` is a number."""
-
 NUMBERS = frozenset(("alpha", "value"))
 """Keywords whose values torch reads out of tensors."""
 
@@ -91,23 +90,8 @@ def _new_full(x: Tensor, size: Any, fill_value: Tensor, **options: Any) -> Tenso
     return x.new_zeros(size, **options).copy_(fill_value)
 
 
-def _tensor(data: Any, dtype: Any = None, device: Any = None, **options: Any) -> Tensor:
-    made = _stacked(data)
-    made = made.to(made.dtype if dtype is None else dtype)
-    made = made if device is None else made.to(device)
-    return made.requires_grad_() if options.get("requires_grad") else made
-
-
-def _stacked(data: Any) -> Tensor:
-    """Returns a tensor of numbers in nested lists, some of which are tensors."""
-    if isinstance(data, list | tuple):
-        return torch.stack([_stacked(each) for each in data])
-    return torch.as_tensor(data).to(torch.get_default_dtype())
-
-
 WITH_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.full: _full, torch.full_like: _full_like, _T.new_full: _new_full,
-    torch.tensor: _tensor, torch.as_tensor: _tensor,
 }  # fmt: skip
 """Functions that take Python numbers only, for numbers that have become tensors."""
 
@@ -172,9 +156,31 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     return F.one_hot(x, num_classes)
 
 
+def _check_and_unscale(gradients: Sequence[Tensor], found: Tensor, inverse: Tensor) -> None:
+    for gradient in gradients:
+        is_finite = torch.isfinite(gradient).all()
+        found.copy_(torch.where(is_finite, found, torch.ones_like(found)))
+        gradient.mul_(inverse)
+
+
+def _update_scale(
+    scale: Tensor, successes: Tensor, found: Tensor, growth: float, backoff: float, interval: int
+) -> Tensor:
+    overflow = found != 0
+    more = successes + 1
+    is_enough = more == interval
+    wide = scale.double()
+    grown = (wide * growth).to(scale.dtype)
+    new = torch.where(is_enough & torch.isfinite(grown), grown, scale)
+    scale.copy_(torch.where(overflow, (wide * backoff).to(scale.dtype), new))
+    successes.copy_(torch.where(overflow | is_enough, torch.zeros_like(more), more))
+    return scale
+
+
 IN_OTHER_WORDS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch._weight_norm: _weight_norm, F.embedding: _embedding, F.batch_norm: _batch_norm,
-    F.one_hot: _one_hot,
+    F.one_hot: _one_hot, scaling.CHECK_AND_UNSCALE: _check_and_unscale,
+    scaling.UPDATE_SCALE: _update_scale,
 }  # fmt: skip
 """Functions with operators of their own, which backends may not know, and the same without."""
 
@@ -197,12 +203,7 @@ def has_tensor_number(kwargs: dict[str, Any]) -> bool:
 
 
 def on_lists(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any] | None:
-    """For a function on lists of tensors: the same, by one call per tensor; else None.
-
-    Args:
-        function: Of torch.
-        call: Calls a function with arguments and keyword arguments.
-    """
+    """For a function on lists of tensors: the same, by one call per tensor; else None."""
     name = getattr(function, "__name__", "")
     if not name.startswith("_foreach_"):
         return None

@@ -9,21 +9,57 @@ Two kinds of 0-d tensors that live on may be asked yes-no questions in the same 
 writes to them: counters, the integer buffers of modules (`if self.n_averaged == 0`), and
 hyper-parameters that are tensors.
 
-What a tensor that stands for a number makes of another tensor's dtype is what the number would:
-`promotion.py`.
+What a tensor that stands for a number makes of another tensor's dtype is what the number would. A
+Python number adapts to whatever it meets; a numpy scalar adapts to tensors and outweighs Python
+numbers (NEP 50); a tensor outweighs both, also one of 0 dimensions. Tensors that stand for numbers
+are all of 0 dimensions, of float64 for Python numbers, so that they keep their precision.
 """
 
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes
-from dynamo_backends.aot.step.program.promotion import Rank, common_dtype, dtype_of, rank_of
 
-Values = Sequence[Any]
+
+class Rank(enum.IntEnum):
+    """What a tensor of a trace stands for; the higher decides on dtypes."""
+
+    PYTHON = 0
+    NUMPY = 1
+    TENSOR = 2
+
+
+def rank_of(value: Any) -> Rank:
+    """Of a number among a step's inputs."""
+    return Rank.NUMPY if isinstance(value, numpy.generic) else Rank.PYTHON
+
+
+def dtype_of(value: Any) -> torch.dtype:
+    """Of the tensor that stands for it."""
+    if not isinstance(value, numpy.floating):
+        return torch.float64
+    return {2: torch.float16, 4: torch.float32}.get(value.dtype.itemsize, torch.float64)
+
+
+def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
+    """What numbers that meet these tensors are cast to; None if torch promotes as for numbers."""
+    if any(t.ndim and t.dtype.is_floating_point | t.dtype.is_complex for t in tensors):
+        return None
+    dtype = tensors[0].dtype
+    for t in tensors[1:]:
+        dtype = torch.promote_types(dtype, t.dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.get_default_dtype()
+    return dtype.to_real()
+
+
+Values = Sequence[Any] | Tensor
 
 # `1 / 0` raises where Python divides; one of tensors would go on with infinity.
 _DIVISIONS = {torch.Tensor.__truediv__, torch.Tensor.div, torch.div, torch.true_divide}
@@ -61,7 +97,7 @@ class Term:
         known = {} if known is None else known
         if self not in known:
             if self.function is None:
-                known[self] = torch.tensor(values[self.index], dtype=self.dtype)
+                known[self] = torch.as_tensor(values[self.index], dtype=self.dtype)
             else:
                 args = [a.evaluate(values, known) if isinstance(a, Term) else a for a in self.args]
                 kwargs = {
@@ -75,13 +111,17 @@ class Term:
         """As `evaluate`, as a number; the number itself for what is one of the values."""
         return values[self.index] if self.function is None else self.evaluate(values).item()
 
-    def living(self) -> Iterator[int]:
-        """Which values it is made of that are read out of tensors."""
-        if self.lives:
-            yield self.index
+    def leaves(self) -> Iterator["Term"]:
+        """Yields the values that it is made of."""
+        if self.function is None:
+            yield self
         for a in (*self.args, *self.kwargs.values()):
             if isinstance(a, Term):
-                yield from a.living()
+                yield from a.leaves()
+
+    def living(self) -> Iterator[int]:
+        """Yields which of these values are read out of tensors."""
+        return (leaf.index for leaf in self.leaves() if leaf.lives)
 
 
 @dataclass(frozen=True)

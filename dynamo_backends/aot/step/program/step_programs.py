@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.aot.step.program.lowering import RecordProgram
-from dynamo_backends.aot.step.program.optimizer_state import NewStateError
+from dynamo_backends.aot.step.program.optimizers import NewStateError
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.program.step_state import StepState
 from dynamo_backends.aot.step.program.variant import TRACING, Variant
@@ -16,7 +16,7 @@ from dynamo_backends.aot.step.record.mesh_batch import move_written
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Entry, Node, Trie
 from dynamo_backends.aot.step.state.arguments import shared_memory
-from dynamo_backends.aot.step.state.settings import OptimizerSettings
+from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.interface.errors import StepCaptureError, StepOperatorError
 
 log = logging.getLogger("dynamo_backends")
@@ -41,6 +41,10 @@ class StepPrograms:
         raises: Whether what cannot be compiled raises; else it runs in eager.
 
     Attributes:
+        definition: Likewise.
+        state: Likewise.
+        settings: Likewise.
+        raises: Likewise.
         tries: The records, by the state of torch in which they were made.
         compilations: How many graphs were compiled.
         reasons: Why each of them but the first was compiled.
@@ -58,10 +62,10 @@ class StepPrograms:
         self.compilations = 0
         self.reasons: list[str] = []
         self.refusal: StepOperatorError | None = None
-        self._definition = definition
-        self._state = state
-        self._settings = settings
-        self._raises = raises
+        self.definition = definition
+        self.state = state
+        self.settings = settings
+        self.raises = raises
         self._retired_launches = 0
         self._uses = itertools.count()
         self._failed: dict[Node, set[Any]] = {}  # with the arguments that shared memory
@@ -96,11 +100,7 @@ class StepPrograms:
         return itertools.chain.from_iterable(t.root.subtree() for t in self._all_tries())
 
     def rebind(self, replaced: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Puts the tensors that live on now in the places of earlier ones.
-
-        Args:
-            replaced: Tensors, and those that have taken their place.
-        """
+        """Puts the tensors that live on now in the places of earlier ones."""
         for trie in self._all_tries() if replaced else ():
             for old, new in replaced:
                 trie.rebind(old, new)
@@ -138,7 +138,7 @@ class StepPrograms:
         wanted, node = set(outputs), segment.node
         for program, is_pure in node.programs:
             is_enough = is_pure is pure and wanted.issubset(program.outputs)
-            if is_enough and program.holds(segment, self._state.inventory):
+            if is_enough and program.holds(segment, self.state.inventory):
                 program.variant.last_used = next(self._uses)
                 return program
         if node in self._failed and _sharing(segment, path) in self._failed[node]:
@@ -152,7 +152,7 @@ class StepPrograms:
         except NewStateError:
             return None  # it is there at the next call
         except StepCaptureError as error:
-            if self._raises:
+            if self.raises:
                 raise
             self._fail(segment, path, error)
             return None
@@ -176,14 +176,14 @@ class StepPrograms:
         inputs: Any = None,
     ) -> RecordProgram:
         """Compiles a program for the way to a place; see `RecordProgram`."""
-        backend, inventory = self._state.backend, self._state.inventory
-        parallel, target = self._definition.parallel, backend.target
+        backend, inventory = self.state.backend, self.state.inventory
+        parallel, target = self.definition.parallel, backend.target
         if parallel is not None and target is not None and not pure:
             move_written(segment, path, parallel, target)
         with TRACING:
             program = RecordProgram(
-                self._definition, backend, inventory, segment, path, outputs, pure,
-                self._settings, inputs,
+                self.definition, backend, inventory, segment, path, outputs, pure,
+                self.settings, inputs,
             )  # fmt: skip
         program.variant.last_used = next(self._uses)
         if self.compilations:

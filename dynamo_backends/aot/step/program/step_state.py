@@ -1,5 +1,6 @@
 """The tensors that live from step to step, and the backend on whose devices they are."""
 
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -32,11 +33,6 @@ class Change(NamedTuple):
 class StepState:
     """The parameters, buffers and states of optimizers of a step.
 
-    Args:
-        definition: Of the step.
-        backend: The name of what compiles it.
-        options: Of the backend.
-
     Attributes:
         backend: What compiles the step.
         tensors: What lives on.
@@ -67,23 +63,23 @@ class StepState:
         Raises:
             StepCaptureError: On a mesh an optimizer makes its state in a way of its own.
         """
-        before = self._inventory
-        tensors = None if before is None else before.refresh()
-        if tensors is not None and tensors is self.tensors:
+        before, old = self._inventory, self.tensors
+        if before is not None and before.is_current():
             return None
-        if tensors is None:
-            self._create_state_on_mesh()
-            self._inventory = Inventory(self._definition.models, self._definition.optimizers)
-            self._move(self._inventory)
-        inventory, old = self.inventory, self.tensors
-        self.tensors = inventory.tensors
+        self._create_state_on_mesh()
+        self._inventory = now = Inventory(self._definition.models, self._definition.optimizers)
+        is_like = before is not None and before.is_like(now)
+        if is_like and all(map(operator.is_, old, now.tensors)):
+            return None
+        self._move(now)
+        self.tensors = now.tensors
         self.ids = dict.fromkeys(map(id, self.tensors))
         if before is None:
             return Change([], False)
         were = dict(zip(before.slots, old, strict=True))
-        now = zip(inventory.slots, inventory.tensors, strict=True)
-        replaced = [(were[slot], t) for slot, t in now if were.get(slot, t) is not t]
-        return Change(replaced, before.is_like(inventory))
+        pairs = zip(now.slots, now.tensors, strict=True)
+        replaced = [(were[slot], t) for slot, t in pairs if were.get(slot, t) is not t]
+        return Change(replaced, is_like)
 
     def _create_state_on_mesh(self) -> None:
         """No first step in eager makes the optimizers' state there."""

@@ -1,8 +1,7 @@
 """The calls of a record as a function without branches, which a trace can follow."""
 
-import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from dynamo_backends._torch_private import (
 )
 from dynamo_backends.aot.step.backward.engine import DONE
 from dynamo_backends.aot.step.backward.tape import Tape, begin, change_tape, proceed
-from dynamo_backends.aot.step.record.interpreter import execute
+from dynamo_backends.aot.step.record.interpreter import OptimizerCalls, execute
 from dynamo_backends.aot.step.record.templates import Number, leaves
 from dynamo_backends.aot.step.record.trie import Entry, Trie
 
@@ -34,6 +33,7 @@ class StraightLine:
 
     Attributes:
         inputs: The numbers of its arguments; None: no call takes it.
+        numbers: The numbers in Python that are inputs, besides those of optimizers.
     """
 
     def __init__(
@@ -59,12 +59,20 @@ class StraightLine:
         self.inputs: list[int | None] = [n for n in self.all_inputs if n not in self.views.bases]
         self.places = sorted({index for entry in path for index in numbers_in(entry)})
         self.numbers = [trie.numbers[i] for i in self.places]
-        self._stand_ins: dict[int, Any] = {}
         self.entry: Entry | None = None
 
-    def __call__(self, *inputs: Any) -> list[Any]:
-        """Runs the calls."""
+    def __call__(
+        self, inputs: Sequence[Any], stand_ins: Sequence[Tensor], optimizers: OptimizerCalls
+    ) -> list[Any]:
+        """Runs the calls, and returns their results.
+
+        Args:
+            inputs: Their tensors.
+            stand_ins: Tensors that stand in for the numbers.
+            optimizers: Makes the calls of optimizers.
+        """
         tensors: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
+        numbers = dict(zip(self.places, stand_ins, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
         tensors.update(self.views.create())
         before = change_tape(Tape(is_traced=True))
@@ -75,19 +83,13 @@ class StraightLine:
             passes.note(entry)
 
         try:
-            execute(self._path, tensors, self._stand_ins.__getitem__, self._outputs, note)
+            execute(self._path, tensors, numbers.__getitem__, self._outputs, note, optimizers)
             passes.note(None)
         finally:
             change_tape(before).clear()
         self.entry = None
         results = [tensors[n] for n in self._outputs]
         return [result.clone() for result in results] if self._copies else results
-
-    @contextlib.contextmanager
-    def set_up(self, stand_ins: Sequence[Tensor]) -> Iterator[None]:
-        """Inside: tensors stand in for numbers that are inputs."""
-        self._stand_ins = dict(zip(self.places, stand_ins, strict=True))
-        yield
 
 
 class _Passes:
@@ -125,10 +127,6 @@ class InputViews:
 
     A program with both as inputs would not know that they share memory. It gets the tensor that
     lives on and makes the view itself. Views with a history are left as they are.
-
-    Args:
-        inputs: The inputs with their numbers.
-        tensors: What lives on.
 
     Attributes:
         bases: For each input that is a view the position of the tensor that lives on.

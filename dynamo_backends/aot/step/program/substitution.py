@@ -5,7 +5,6 @@ the trace to every call instead. So nothing of the user's has to be changed and 
 """
 
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,12 +26,8 @@ from dynamo_backends._torch_private import (
     unwrapped,
 )
 from dynamo_backends.aot.step.program import rewrites
-from dynamo_backends.aot.step.program.equal_updates import equal_updates
-from dynamo_backends.aot.step.program.formulas import formula_of
-from dynamo_backends.aot.step.program.loss_scaling import LossScaling
 from dynamo_backends.aot.step.program.optimizers import has_formulas_for_graphs
-from dynamo_backends.aot.step.program.promotion import Rank
-from dynamo_backends.aot.step.program.scalars import Scalars, as_item
+from dynamo_backends.aot.step.program.scalars import Rank, Scalars, as_item
 from dynamo_backends.aot.step.record.abstract import fake_of
 from dynamo_backends.aot.step.source_lines import name_of, user_line
 from dynamo_backends.interface.errors import StepCaptureError
@@ -40,7 +35,6 @@ from dynamo_backends.interface.errors import StepCaptureError
 _T = torch.Tensor
 _SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
 _GET_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__
-_SET_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"].__set__
 
 # What makes a Python value of a tensor, and the function that does so for a number's tensor.
 _ASKS: dict[Callable[..., Any], Callable[[Any], Any]] = {
@@ -55,22 +49,21 @@ class Substitution(TorchFunctionMode):
     Args:
         mode: The fake mode of the trace.
         scalars: The numbers that are inputs.
-        scaling: What scalers of losses do.
 
     Attributes:
+        scalars: Likewise.
         undeclared: Real tensors that nobody announced, in the order in which they were met.
         gradients_read: Ids of tensors of the trace whose gradients were asked for.
         in_optimizer: An optimizer's step is running: numbers that it reads stay tensors.
     """
 
-    def __init__(self, mode: FakeTensorMode, scalars: Scalars, scaling: LossScaling):
+    def __init__(self, mode: FakeTensorMode, scalars: Scalars):
         super().__init__()
         self._mode = mode
-        self._scalars = scalars
+        self.scalars = scalars
         self._fakes: dict[int, Tensor] = {}
         self._reals: dict[int, Tensor] = {}
         self._passes = itertools.count()
-        self._scaling = scaling
         self.undeclared: list[Tensor] = []
         self.gradients_read: set[int] = set()
         self.in_optimizer = False
@@ -100,8 +93,6 @@ class Substitution(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Executes a call on the tensors of the trace."""
-        if kwargs and kwargs.get("generator") is not None:
-            _refuse_generator(func)
         args, kwargs = pytree.tree_map_only(Tensor, self.fake, (args, kwargs or {}))
         if func is _T.backward:
             return self._backward(*args, **kwargs)
@@ -109,9 +100,10 @@ class Substitution(TorchFunctionMode):
             return self._run_backward(*args, **kwargs)
         if func == _GET_GRADIENT:
             self.gradients_read.add(id(args[0]))
-        if getattr(func, "__name__", "") == "__set__" or func is _T.requires_grad_:
-            return self._set(func, *args, **kwargs)
-        result = self._call(func, args, kwargs)
+        if func == _SET_DATA and id(args[0]) in self._reals:
+            return self._set_data(*args)
+        is_setter = getattr(func, "__name__", "") == "__set__" or func is _T.requires_grad_
+        result = func(*args, **kwargs) if is_setter else self._call(func, args, kwargs)
         return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
 
     @contextlib.contextmanager
@@ -124,35 +116,25 @@ class Substitution(TorchFunctionMode):
             self.gradients_read = before
 
     @contextlib.contextmanager
-    def optimizer_step(
-        self, optimizer: torch.optim.Optimizer
-    ) -> Iterator[Callable[..., Any] | None]:
-        """Inside: an optimizer's step runs, or what is yielded in its place."""
-        formula = formula_of(optimizer)
+    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Inside: an optimizer's step runs."""
         self.in_optimizer = True
         self._reads_state = has_formulas_for_graphs(optimizer)
         try:
-            with (
-                compiling(self._reads_state),
-                self._scaling.around_step(self._all),
-                equal_updates(optimizer, self.fake, self._scalars.forget),
-            ):
-                yield functools.partial(formula, optimizer) if formula is not None else None
+            with compiling(self._reads_state):
+                yield
         finally:
             self.in_optimizer = self._reads_state = False
 
-    def _all(self) -> list[Tensor]:
+    def all_fakes(self) -> list[Tensor]:
         """Returns all tensors of the trace that stand in for others."""
         return list(self._fakes.values())
 
     def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scalars = self._scalars
+        scalars = self.scalars
         written = list(rewrites.written(func, args, kwargs))
         for target in written:
             scalars.forget(target)
-        result = self._scaling.handle(func, args)
-        if result is not NotImplemented:
-            return result
         if func in _ASKS:
             return self._ask(func, args, kwargs)
         on_lists = rewrites.on_lists(func, self._call)
@@ -179,9 +161,7 @@ class Substitution(TorchFunctionMode):
     def _with_tensors(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        scalars = self._scalars
-        if func in rewrites.SUBTRACTIONS and any(map(self._is_number, args)):
-            args = tuple(int(a) if isinstance(a, bool) else a for a in args)
+        scalars = self.scalars
         if func in rewrites.NEW_INSTEAD and self._is_number(args[0]):
             func = rewrites.NEW_INSTEAD[func]
         if scalars.are_all(_tensors(args, kwargs)):
@@ -206,22 +186,8 @@ class Substitution(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _value(self, tensor: Tensor) -> Any:
-        term = self._scalars.number(tensor)
-        return tensor if term is None else self._scalars.ask(term, float)
-
-    def _set(self, func: Callable[..., Any], target: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """An attribute of a tensor is set; what lives on keeps its storage and its flags."""
-        lives = id(target) in self._reals
-        if lives and func == _SET_DATA:
-            return self._set_data(target, args[0])
-        is_flag = func is _T.requires_grad_ or func == _SET_REQUIRES_GRAD
-        if lives and is_flag and (*args, *kwargs.values(), True)[0] != target.requires_grad:
-            raise StepCaptureError(
-                f"the step changes requires_grad of a tensor that lives on, at {user_line()}. "
-                'Change it between two steps, or pass fallback="split".'
-            )
-        result = func(target, *args, **kwargs)
-        return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
+        term = self.scalars.number(tensor)
+        return tensor if term is None else self.scalars.ask(term, float)
 
     def _set_data(self, target: Tensor, value: Tensor) -> None:
         """`p.data = value` as a copy into what `p` has: nobody else has that memory."""
@@ -239,7 +205,7 @@ class Substitution(TorchFunctionMode):
             target.data.copy_(value.detach())
 
     def _ask(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        scalars, value = self._scalars, args[0]
+        scalars, value = self.scalars, args[0]
         term = scalars.term(value)
         if self.in_optimizer and func is _T.item and value.is_floating_point():
             return scalars.as_number(value)
@@ -260,9 +226,9 @@ class Substitution(TorchFunctionMode):
         kept = {id(t) for t in written}
 
         def read(t: Tensor) -> Tensor:
-            is_state = id(t) in self._reals and self._scalars.term(t) is None
+            is_state = id(t) in self._reals and self.scalars.term(t) is None
             is_read = is_state and not t.ndim and t.is_floating_point() and id(t) not in kept
-            return self._scalars.as_number(t) if is_read else t
+            return self.scalars.as_number(t) if is_read else t
 
         changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
             Tensor, read, (args, kwargs)
@@ -271,7 +237,7 @@ class Substitution(TorchFunctionMode):
 
     def _is_number(self, value: Any) -> bool:
         """Returns whether a value is a tensor that stands for a number."""
-        return isinstance(value, Tensor) and self._scalars.rank(value) is not Rank.TENSOR
+        return isinstance(value, Tensor) and self.scalars.rank(value) is not Rank.TENSOR
 
     def _in_dtype_of(
         self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -285,8 +251,8 @@ class Substitution(TorchFunctionMode):
 
     def _read_number(self, value: Any) -> Any:
         """A hyper-parameter in the place of an argument that is a number, as torch reads it."""
-        is_term = isinstance(value, Tensor) and self._scalars.term(value) is not None
-        return self._scalars.as_number(value) if is_term else value
+        is_term = isinstance(value, Tensor) and self.scalars.term(value) is not None
+        return self.scalars.as_number(value) if is_term else value
 
     def _read(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
@@ -367,12 +333,3 @@ def nodes_of(call: Callable[[], Any]) -> tuple[Any, list[fx.Node]]:
     last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
     result = call()
     return result, list(itertools.takewhile(lambda n: n is not last, reversed(graph.nodes)))
-
-
-def _refuse_generator(func: Callable[..., Any]) -> None:
-    raise StepCaptureError(
-        f"the step draws from a generator of its own ({name_of(func)}) at {user_line()}. Its state "
-        "cannot be an input of one graph: draw from torch's default generator, which "
-        "torch.manual_seed makes reproducible, draw outside of the step and pass the numbers to "
-        'it, or pass fallback="split" to run the step in eager from there on.'
-    )

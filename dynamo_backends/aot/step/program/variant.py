@@ -1,5 +1,6 @@
 """One compiled program of a step: it may run as long as its guards hold."""
 
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamo_backends._torch_private import TensorProperties
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
 from dynamo_backends.aot.step.program.backends import StepBackend
@@ -17,16 +19,15 @@ from dynamo_backends.aot.step.program.functional import (
     without_effects,
     without_updates,
 )
-from dynamo_backends.aot.step.program.guards import Guards
 from dynamo_backends.aot.step.program.mesh_layout import layout_of
 from dynamo_backends.aot.step.program.programs import StepProgram
-from dynamo_backends.aot.step.program.recording import Calls, Definition
+from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.refusals import (
     refuse_shared_writes,
     refuse_sparse,
     refused_by,
 )
-from dynamo_backends.aot.step.program.sent_numbers import CPU, SentNumbers
+from dynamo_backends.aot.step.program.straight_line import StraightLine
 from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.aot.step.state.arguments import shared_memory
 from dynamo_backends.aot.step.state.inventory import Inventory
@@ -47,6 +48,93 @@ from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done
 from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
 from dynamo_backends.runtime.profiled import graph_name, profiled_as
+
+CPU = torch.device("cpu")
+
+
+class SentNumbers:
+    """The numbers as a tensor; to another device than the host they are sent when they change.
+
+    Args:
+        device: Where the graph reads them.
+    """
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._sent: tuple[bytes, Tensor] | None = None
+
+    def __call__(self, numbers: Sequence[float]) -> Tensor:
+        """Returns the tensor, float64; not to be written to."""
+        if self._device == CPU:
+            return torch.tensor(numbers, dtype=torch.float64)
+        given = struct.pack(f"{len(numbers)}d", *numbers)
+        sent = self._sent
+        if sent is None or sent[0] != given:  # as bytes: -0.0 equals 0.0
+            sent = given, torch.tensor(numbers, dtype=torch.float64, device=self._device)
+            self._sent = sent
+        return sent[1]
+
+
+class Guards:
+    """The conditions under which a recording may be used again."""
+
+    def __init__(self, inventory: Inventory, recording: Recording):
+        tensors = inventory.tensors
+        self._properties = TensorProperties(tensors)
+        self._leaves = [i for i in recording.leaves if i not in recording.free]
+        self._have_gradients = [tensors[i].grad is not None for i in self._leaves]
+        self._with = recording.gradient_slots
+        self._gradient_kinds = self._kinds_of_gradients(tensors)
+        self._answers = recording.answers
+        self._living = recording.living
+        self._asked = {i for answer in recording.answers for i in answer.term.living()}
+        self._numbers: tuple[float, ...] | None = None
+        self._aliases = recording.aliases
+
+    def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
+        """Returns why the recording cannot be used; None if it can.
+
+        Args:
+            tensors: One per slot.
+            numbers: The numbers of this step.
+        """
+        if not self._properties.hold(tensors):
+            return "a parameter, buffer or state has another shape, layout, dtype or requires_grad"
+        if [tensors[i].grad is not None for i in self._leaves] != self._have_gradients:
+            return "there are gradients where there were none, or the other way round"
+        if self._with and self._kinds_of_gradients(tensors) != self._gradient_kinds:
+            return "a gradient has another layout or dtype"
+        values = self._values(tensors, numbers)
+        if values != self._numbers:
+            if not all(answer.holds(values) for answer in self._answers):
+                return "a number that the step asks for (such as weight_decay != 0) changed"
+            self._numbers = values
+        if not self._aliases.hold(tensors):
+            return "tensors share memory in another way, or have moved"
+        return None
+
+    def _kinds_of_gradients(self, tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+        return [_kind(tensors[i].grad) for i in self._with]
+
+    def _values(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> tuple[float, ...]:
+        """Returns the numbers, and behind them the living tensors that the step asked about."""
+        if not self._asked:
+            return numbers
+        first = len(numbers)
+        return (
+            *numbers,
+            *(
+                tensors[slot].item() if i in self._asked else 0
+                for i, slot in enumerate(self._living, first)
+            ),
+        )
+
+
+def _kind(tensor: Tensor | None) -> tuple[Any, ...]:
+    if tensor is None:
+        return ()
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
+
 
 _PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
 
@@ -91,7 +179,7 @@ class Variant:
 
     def __init__(
         self,
-        calls: Calls,
+        calls: StraightLine,
         definition: Definition,
         backend: StepBackend,
         inventory: Inventory,

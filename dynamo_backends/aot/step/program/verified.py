@@ -116,11 +116,6 @@ class VerifiedStep(StepProgram):
 class StepComparison:
     """One step, in eager and compiled.
 
-    Args:
-        graph: Of the kind "step".
-        inputs: Of the step.
-        reduced: Whether the user admits bfloat16.
-
     Attributes:
         unverified: Why it could not be compared; empty: it was.
         seconds: What the comparison took, without the compiled step.

@@ -29,11 +29,7 @@ line = Recorder.line
 
 
 class FakeSegment(Segment):
-    """The fake tensors of a segment: a recorder takes them for the real ones.
-
-    Args:
-        trie: Of the segment.
-    """
+    """The fake tensors of a segment: a recorder takes them for the real ones."""
 
     def __init__(self, trie: Trie):
         super().__init__(trie, {})
@@ -55,11 +51,7 @@ class FakeSegment(Segment):
 
 
 class AbstractRecorder:
-    """Records the calls of a step on fake tensors.
-
-    Args:
-        session: The call of the step.
-    """
+    """Records the calls of a step on fake tensors."""
 
     def __init__(self, session: Any):
         self._session = session

@@ -198,14 +198,7 @@ def why_not_followed(function: Any, kwargs: dict[str, Any]) -> str:
 
 
 def apply(session: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Applies a function in a step.
-
-    Args:
-        session: The call of the step.
-        function: The class.
-        args: Arguments.
-        kwargs: Keyword arguments.
-    """
+    """Applies a function in a step."""
     has_setup = function.setup_context is not Function.setup_context
     if has_setup:
         args, kwargs = bound_arguments(function.forward, args, kwargs)

@@ -29,6 +29,9 @@ from dynamo_backends.aot.step.backward.generator_states import GeneratorState
 from dynamo_backends.aot.step.backward.graph_nodes import GraphNode, graph_node
 from dynamo_backends.aot.step.backward.hooks import (
     Gradients,
+    HookPlace,
+    NodeHookPlace,
+    RetainedPlace,
     Tables,
     are_tensors,
     as_tuple,
@@ -36,13 +39,8 @@ from dynamo_backends.aot.step.backward.hooks import (
     call_hooks,
     checked_gradients,
     is_hooked,
-    options_of,
-)
-from dynamo_backends.aot.step.backward.places import (
-    HookPlace,
-    NodeHookPlace,
-    RetainedPlace,
     on_input,
+    options_of,
     register_on,
     table_of,
 )
@@ -86,11 +84,7 @@ _TASKS = itertools.count(1 << 40)  # those of autograd's own engine are small
 
 
 class NestedPasses:
-    """The places of user code in the backward passes of a segment.
-
-    Args:
-        session: The call of the step.
-    """
+    """The places of user code in the backward passes of a segment."""
 
     def __init__(self, session: Any):
         self._session = session

@@ -86,10 +86,6 @@ def _retain_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return session.nested.retain(tensor)
 
 
-def _retains_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.nested.retains(args[0]) or func(*args, **kwargs)
-
-
 def _data(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Python's data become tensors, which are inputs; unless tensors are among them."""
     if any(is_placeholder(x) for x in pytree.tree_leaves((args, kwargs))):
@@ -111,24 +107,9 @@ def _get_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return session.call("get_grad", func, args, kwargs)
 
 
-def _set_grad(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.call("set_grad", func, args, kwargs)
-
-
-def _backward(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.nested.backward(func, args, kwargs)
-
-
-def _gradients(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.nested.gradients(func, args, kwargs)
-
-
-def _part_of_pass(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.call("backward", func, args, kwargs)
-
-
-def _mark(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return session.call("mark", func, args, kwargs)
+def _as(kind: str) -> Callable[..., Any]:
+    """Returns a handler: the function is a call of the record of another kind."""
+    return lambda session, func, args, kwargs: session.call(kind, func, args, kwargs)
 
 
 def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -147,17 +128,17 @@ def _set_flag(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-def change_shape(session: Any, view: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A change of a view in place is a view under the same object.
+def change_shape(session: Any, func: Any, args: Any, kwargs: Any, view: Any = None) -> Any:
+    """Makes a view in place: it is a view under the same object.
 
     Args:
         session: The call of the step.
-        view: Makes the view; None: nothing does.
         func: Makes it in place.
         args: Arguments; the tensor is the first.
         kwargs: Keyword arguments.
+        view: Makes the view; by default that of `CHANGES_OF_SHAPE`.
     """
-    tensor = args[0]
+    tensor, view = args[0], view or functions.CHANGES_OF_SHAPE.get(func)
     if view is None or not session.segment.is_result(tensor):
         session.go_eager(f"changes the shape of a tensor in place ({name_of(func)})")
         args = contents_of(args)
@@ -172,28 +153,26 @@ def change_shape(session: Any, view: Any, func: Any, args: Any, kwargs: Any) -> 
     return tensor
 
 
-def _change_shape(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return change_shape(session, functions.CHANGES_OF_SHAPE[func], func, args, kwargs)
-
-
 HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.METADATA, native),
     **dict.fromkeys(functions.BARRIERS, _read_value),
     **dict.fromkeys(functions.REFUSED, _refuse),
     **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
-    **dict.fromkeys(functions.BACKWARD, _backward),
+    **dict.fromkeys(functions.BACKWARD, lambda session, *call: session.nested.backward(*call)),
     **dict.fromkeys(functions.HOOKS, _register_hook),
-    **dict.fromkeys((tape.begin, tape.proceed), _part_of_pass),
-    **dict.fromkeys((*checkpoints.MARKS, *tape.MARKS, keep_state, use_state), _mark),
-    **dict.fromkeys(functions.CHANGES_OF_SHAPE, _change_shape),
+    **dict.fromkeys((tape.begin, tape.proceed), _as("backward")),
+    **dict.fromkeys((*checkpoints.MARKS, *tape.MARKS, keep_state, use_state), _as("mark")),
+    **dict.fromkeys(functions.CHANGES_OF_SHAPE, change_shape),
     torch.Tensor.retain_grad: _retain_grad,
-    functions.RETAINS_GRAD: _retains_grad,
-    torch.autograd.grad: _gradients,
+    functions.RETAINS_GRAD: lambda session, func, args, kwargs: (
+        session.nested.retains(args[0]) or func(*args, **kwargs)
+    ),
+    torch.autograd.grad: lambda session, *call: session.nested.gradients(*call),
     functions.REQUIRES_GRAD: _flag(0),
     functions.IS_LEAF: _flag(1),
     functions.GRAD_FN: _read_history,
     functions.GET_GRAD: _get_grad,
-    functions.SET_GRAD: _set_grad,
+    functions.SET_GRAD: _as("set_grad"),
     functions.SET_REQUIRES_GRAD: _set_flag,
     torch.Tensor.requires_grad_: _set_flag,
 }

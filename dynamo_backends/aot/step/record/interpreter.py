@@ -13,7 +13,7 @@ from dynamo_backends.aot.step.backward.tape import begin, proceed
 from dynamo_backends.aot.step.record.templates import Items, Ref, fill, refs
 from dynamo_backends.aot.step.record.trie import Entry, State
 from dynamo_backends.aot.step.source_lines import recorded_at
-from dynamo_backends.aot.step.state.hyperparameters import group_numbers, replace
+from dynamo_backends.aot.step.state.hyperparameters import group_numbers, replace, restoring_groups
 from dynamo_backends.interface.errors import StepCaptureError
 
 Numbers = dict[int, list[Any]]
@@ -42,22 +42,12 @@ def group_numbers_as(
     optimizers: Sequence[torch.optim.Optimizer], numbers: Numbers
 ) -> Iterator[None]:
     """Inside: the numbers of optimizers are those of their last step."""
-    saved = []
-    try:
-        for optimizer in optimizers:
-            if id(optimizer) not in numbers:
-                continue
+    with restoring_groups(optimizers):
+        for optimizer in (o for o in optimizers if id(o) in numbers):
             places = list(group_numbers([optimizer]))
-            for (group, key, index), number in zip(places, numbers[id(optimizer)], strict=True):
-                now = group[key]
-                value = now if index is None else now[index]
-                if value is not number:
-                    saved.append((group, key, index, value))
-                    replace(group, key, index, number)
+            for place, number in zip(places, numbers[id(optimizer)], strict=True):
+                replace(*place, number)
         yield
-    finally:
-        for group, key, index, value in reversed(saved):
-            replace(group, key, index, value)
 
 
 def execute(
@@ -66,6 +56,7 @@ def execute(
     number: Callable[[int], Any],
     outputs: Sequence[int] = (),
     at: Callable[[Entry], None] = lambda _: None,
+    optimizers: "OptimizerCalls | None" = None,
 ) -> None:
     """Runs the calls of a record.
 
@@ -75,6 +66,7 @@ def execute(
         number: Gives numbers that are inputs.
         outputs: What is needed in the end, besides what later calls take.
         at: Called before each of them.
+        optimizers: Makes the calls of optimizers; by default as in eager.
     """
     needed = {n for e in entries for n in (*refs(e.args), *refs(e.kwargs))}.union(outputs)
     for entry in entries:
@@ -82,19 +74,25 @@ def execute(
             continue
         at(entry)
         with settings(entry.state), recorded_at(entry.line):
-            _run(entry, tensors, number)
+            _run(entry, tensors, number, optimizers or OptimizerCalls())
         for target, value in entry.gradients.items():
             if value in entry.made and value in needed:
                 tensors[value] = tensors[target].grad
 
 
-def _run(entry: Entry, tensors: dict[int, Any], number: Callable[[int], Any]) -> None:
+def _run(
+    entry: Entry,
+    tensors: dict[int, Any],
+    number: Callable[[int], Any],
+    optimizers: "OptimizerCalls",
+) -> None:
     args = fill(entry.args, tensors.__getitem__, number)
     kwargs = fill(entry.kwargs, tensors.__getitem__, number)
     if entry.kind == "optimizer":
-        step_without_hooks(entry.function[1], args)
+        with without_hooks(entry.function[1]):
+            optimizers.step(entry.function[1], args)
     elif entry.kind == "zero_grad":
-        entry.function[1].zero_grad(*args, **kwargs)
+        optimizers.zero_grad(entry.function[1], *args, **kwargs)
     else:
         result = entry.function(*args, **kwargs)
         if entry.function in (begin, proceed) and result[0] != entry.result.items[0]:
@@ -128,17 +126,25 @@ def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection
     return found
 
 
-def step_without_hooks(optimizer: Any, overflows: Sequence[Tensor] = ()) -> Any:
-    """Takes an optimizer's step; its hooks are called where the step is, and recorded there.
+class OptimizerCalls:
+    """Calls of optimizers, as they are in eager."""
 
-    Args:
-        optimizer: The optimizer.
-        overflows: Where one of these is not zero, the step is left out (see `GradScaler.step`).
-    """
+    def step(self, optimizer: Any, overflows: Sequence[Tensor]) -> None:
+        """Takes a step, unless one of some tensors is not zero (see `GradScaler.step`)."""
+        scaling.step_without_overflow(optimizer, overflows)
+
+    def zero_grad(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        """Throws the gradients of an optimizer's parameters away."""
+        optimizer.zero_grad(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def without_hooks(optimizer: Any) -> Iterator[None]:
+    """Inside: an optimizer has no hooks; they are called, and recorded, where its step is."""
     names = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     hooks = {name: vars(optimizer)[name] for name in names}
     try:
         vars(optimizer).update({name: OrderedDict() for name in names})
-        return scaling.step_without_overflow(optimizer, overflows)
+        yield
     finally:
         vars(optimizer).update(hooks)

@@ -51,10 +51,6 @@ def move_written(
 class WholeBatch:
     """The arguments of a call, of which this process has a part.
 
-    Args:
-        parallel: How the step is spread.
-        arguments: Positional and keyword arguments.
-
     Attributes:
         kind: Tells batches of other shapes.
     """

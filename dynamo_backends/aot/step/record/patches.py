@@ -32,11 +32,11 @@ from dynamo_backends.aot.step.record.active_session import (
 )
 from dynamo_backends.aot.step.record.autograd_functions import apply as apply_function
 from dynamo_backends.aot.step.record.autograd_functions import why_not_followed
-from dynamo_backends.aot.step.record.interpreter import step_without_hooks
+from dynamo_backends.aot.step.record.interpreter import without_hooks
 from dynamo_backends.aot.step.record.placeholders import Placeholder
 from dynamo_backends.aot.step.record.session import Session
 from dynamo_backends.aot.step.record.transform_patches import TRANSFORM_PATCHES
-from dynamo_backends.aot.step.state.hooks import has_global_hooks
+from dynamo_backends.aot.step.state.unsupported_hooks import has_global_hooks
 
 _SEEDS = (
     (torch, "manual_seed"), (torch.random, "manual_seed"), (torch, "seed"), (torch.random, "seed"),
@@ -46,11 +46,7 @@ _SEEDS = (
 
 
 class Patches:
-    """While a step is called: its optimizers' methods, and functions of torch, tell the session.
-
-    Args:
-        optimizers: Of the step.
-    """
+    """While a step is called: its optimizers' methods, and functions of torch, tell the session."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]):
         self._is_in = False
@@ -86,13 +82,7 @@ class Patches:
 
 
 class _Method:
-    """A method of an optimizer, and what takes its place during a call.
-
-    Args:
-        optimizer: The optimizer.
-        name: Of the method.
-        replacement: A function with an attribute `original`.
-    """
+    """A method of an optimizer, and what takes its place during a call."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, replacement: Any):
         self._optimizer = optimizer
@@ -150,12 +140,17 @@ def _stepping(optimizer: Any) -> Callable[..., Any]:
             with torch.enable_grad():
                 loss = closure()
         optimizer._opt_called = True
-        session.optimizer("optimizer", optimizer, (), {}, lambda: step_without_hooks(optimizer))
+        session.optimizer("optimizer", optimizer, (), {}, lambda: _step_alone(optimizer))
         for hook in optimizer._optimizer_step_post_hooks.values():
             hook(optimizer, args, kwargs)
         return loss
 
     return step
+
+
+def _step_alone(optimizer: Any) -> None:
+    with without_hooks(optimizer):
+        optimizer.step()
 
 
 def _is_followed(optimizer: Any) -> bool:
@@ -365,11 +360,7 @@ def _queueing(original: Any, name: str) -> Any:
 
 
 class _Engine:
-    """In the place of autograd's engine: a pass that is divided has callbacks, too.
-
-    Args:
-        original: The engine.
-    """
+    """In the place of autograd's engine: a pass that is divided has callbacks, too."""
 
     def __init__(self, original: Any):
         self._original = original

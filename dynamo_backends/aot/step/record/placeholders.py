@@ -94,12 +94,7 @@ _OWN = ("step_value",)
 
 
 def placeholder_of(spec: TensorSpec, value: int) -> Placeholder:
-    """Makes a placeholder.
-
-    Args:
-        spec: Its metadata.
-        value: Its number in the trie.
-    """
+    """Makes a placeholder."""
     placeholder: Placeholder = make_wrapper(Placeholder, spec)
     placeholder.step_value = value
     return placeholder

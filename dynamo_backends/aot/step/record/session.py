@@ -32,7 +32,7 @@ from dynamo_backends.aot.step.record.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.record.templates import Items, differing_numbers
 from dynamo_backends.aot.step.record.transforms import TransformedCalls
 from dynamo_backends.aot.step.record.trie import VARYING, Node, Trie, torch_state
-from dynamo_backends.aot.step.state.settings import OptimizerSettings
+from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 
 
 class Session(Segments, TorchFunctionMode):

@@ -31,11 +31,7 @@ _NEEDS_MEMORY = functions.BARRIERS.difference(functions.VALUES)
 
 
 class TransformedCalls(TorchDispatchMode):
-    """The part of a step that is within transforms.
-
-    Args:
-        session: The call of the step.
-    """
+    """The part of a step that is within transforms."""
 
     def __init__(self, session: Any):
         super().__init__()
@@ -99,7 +95,7 @@ class TransformedCalls(TorchDispatchMode):
         if func is aten.detach_.default and not args[0].requires_grad:
             return args[0]  # of basis vectors, on torch 2.11
         if torch.Tag.inplace_view in func.tags:
-            return change_shape(session, out_of_place(func), func, args, kwargs)
+            return change_shape(session, func, args, kwargs, out_of_place(func))
         returns = func._schema.returns
         if returns and not any("Tensor" in str(each.type) for each in returns):
             if torch.Tag.data_dependent_output in func.tags:

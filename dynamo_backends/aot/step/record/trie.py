@@ -373,12 +373,7 @@ _UNHELD = _count()
 
 
 class Holders:
-    """Which placeholders of the way to a place somebody refers to, or has left something on.
-
-    Args:
-        trie: Of the place.
-        node: The place.
-    """
+    """Which placeholders of the way to a place somebody refers to, or has left something on."""
 
     def __init__(self, trie: Trie, node: Node):
         self._trie = trie

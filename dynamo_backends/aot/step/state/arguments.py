@@ -140,7 +140,7 @@ def kind_of_leaf(leaf: Any) -> Any:
         return float
     if is_simple(leaf):
         return type(leaf), leaf
-    return type(leaf), _Same(leaf)
+    return type(leaf), Identity(leaf)
 
 
 def shared_memory(batch: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
@@ -163,14 +163,16 @@ def first_of_each(tensors: Mapping[int, Tensor], places: Iterable[int]) -> tuple
     return tuple(first.setdefault(id(tensors[i]), i) for i in places)
 
 
-class _Same:
-    """An object that is equal to itself alone."""
+class Identity:
+    """An object that is equal to itself alone: its `==` may raise, or not say yes or no."""
 
     def __init__(self, value: Any):
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
+        """Returns whether it is the same object."""
+        return isinstance(other, Identity) and other._value is self._value
 
     def __hash__(self) -> int:
+        """Returns the object's id."""
         return id(self._value)

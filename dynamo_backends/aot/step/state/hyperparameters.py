@@ -6,12 +6,16 @@ an input, too, by a slot of its own, as it keeps its dtype and may be written to
 a constant of the graph, and guarded.
 """
 
+import contextlib
+import operator
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
+
+from dynamo_backends.aot.step.state.arguments import Identity
 
 Group = MutableMapping[str, Any]
 Place = tuple[Group, str, int | None]
@@ -42,25 +46,16 @@ def read_number(place: Place) -> Any:
     return value[()] if isinstance(value, numpy.ndarray) else value
 
 
-def group_tensors(optimizer: torch.optim.Optimizer, group: Group) -> Iterator[tuple[Any, Any, str]]:
-    """Where tensors are that become slots: a container, a key, and both as a user writes them."""
+def read_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """Returns the numbers at all places of `group_numbers`."""
+    return [read_number(place) for place in group_numbers(optimizers)]
+
+
+def group_tensors(optimizer: torch.optim.Optimizer, group: Group) -> Iterator[tuple[str, Tensor]]:
+    """Yields tensors that become slots, each with its place as a user writes it."""
     for key, index, value in _of_group(group):
         if isinstance(value, Tensor) and not _is_structure(optimizer, key):
-            if index is None:
-                yield group, key, f"[{key!r}]"
-            else:
-                yield _Elements(group, key), index, f"[{key!r}][{index}]"
-
-
-class _Elements:
-    """The elements of the list or tuple that an entry of a group is at the moment."""
-
-    def __init__(self, group: Group, key: str):
-        self._group = group
-        self._key = key
-
-    def __getitem__(self, index: int) -> Any:
-        return self._group[self._key][index]
+            yield (f"[{key!r}]" if index is None else f"[{key!r}][{index}]"), value
 
 
 def group_structure(
@@ -81,6 +76,17 @@ def replace(group: Group, key: str, index: int | None, value: Any) -> None:
     changed = [*before[:index], value, *before[index + 1 :]]
     make: Callable[[Any], Any] = getattr(type(before), "_make", type(before))
     group[key] = make(changed)
+
+
+@contextlib.contextmanager
+def restoring_groups(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
+    """Inside: entries of groups may be replaced; afterwards they are what they were."""
+    saved = [(group, dict(group)) for o in optimizers for group in o.param_groups]
+    try:
+        yield
+    finally:
+        for group, values in saved:
+            group.update(values)
 
 
 def group_constants(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Any, ...]:
@@ -173,16 +179,45 @@ def _constant(value: Any) -> Any:
         return type(value), tuple((_constant(k), _constant(v)) for k, v in value.items())
     if isinstance(value, (*_VALUES, numpy.generic)):
         return type(value), value
-    return _Identity(value)
+    return Identity(value)
 
 
-class _Identity:
-    """An object whose `==` is not asked: it may raise, or not say yes or no."""
+class OptimizerSettings:
+    """The settings of an optimizer, read again only if one is another object."""
 
-    def __init__(self, value: Any):
-        self._value = value
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer = optimizer
+        self._values: list[Any] = []
+        self._constants: tuple[Any, ...] = ()
+        self._numbers: list[Any] = []
+        self._is_plain = False
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other._value is self._value
+    def read(self) -> tuple[tuple[Any, ...], list[Any]]:
+        """What is compared, and the numbers that are inputs."""
+        values: list[Any] = []
+        for group in self._optimizer.param_groups:
+            values += group.values()
+        before = self._values
+        is_same = len(values) == len(before) and all(map(operator.is_, values, before))
+        if not (is_same and self._is_plain):
+            self._values = values
+            self._constants = group_constants([self._optimizer])
+            self._numbers = read_numbers([self._optimizer])
+            self._is_plain = self._has_only_tensors(values)
+        return self._constants, self._numbers
 
-    __hash__ = None  # type: ignore[assignment]
+    def _has_only_tensors(self, values: list[Any]) -> bool:
+        """Whether nothing that was read changes without being another object."""
+        fixed = (int, float, str, bool, tuple, type(None))
+        is_fixed = all(isinstance(v, fixed) or _is_parameters(v) for v in values)
+        states = self._optimizer.state.values()
+        return is_fixed and all(
+            isinstance(x, Tensor)
+            for state in states
+            if isinstance(state, Mapping)
+            for x in state.values()
+        )
+
+
+def _is_parameters(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(p, Tensor) for p in value)

@@ -8,14 +8,14 @@ refused.
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends._torch_private import is_in_ddp_forward
-from dynamo_backends.aot.step.source_lines import user_line
-from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends._torch_private import tables_of_global_hooks
+from dynamo_backends.runtime import freezing
 
 _SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step, and {} as in eager'
 
@@ -86,12 +86,7 @@ _WRAPPERS = (
 def outside_effect(
     models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> str | None:
-    """Returns why steps of these cannot be compiled; None if nothing is known against it.
-
-    Args:
-        models: Of the step.
-        optimizers: Of the step.
-    """
+    """Returns why steps of these cannot be compiled; None if nothing is known against it."""
     for model in models:
         for path, module in model.named_modules():
             reason = _of_module(module)
@@ -139,24 +134,16 @@ def _of_parameter(name: str, parameter: Tensor) -> str | None:
     return None
 
 
-_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
+def has_global_hooks() -> bool:
+    """Returns whether the user has hooks of all modules or optimizers of the process.
 
-
-def refuse_communication(func: Any) -> None:
-    """Refuses an operator that talks to other processes, or that runs inside of a wrapper.
-
-    Args:
-        func: The operator that is being traced.
-
-    Raises:
-        StepCaptureError: It does; the error names the user's line.
+    Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
+    versions of what it updates, which tells them as well.
     """
-    if func.namespace in _COLLECTIVES:
-        raise StepCaptureError(
-            f"the step talks to other processes (torch.distributed, {func.name()}) at "
-            f"{user_line()}. One graph cannot hold that: do it before or after the step, or "
-            + _SPLIT.format("processes talk to each other")
-            + "."
-        )
-    if func.namespace == "aten" and is_in_ddp_forward():  # others may be called by a destructor
-        raise StepCaptureError(f"{_text(_WRAPPERS[0])} (Called at {user_line()}.)")
+    if not any(_GLOBAL_HOOKS):
+        return False
+    hooks = chain.from_iterable(map(dict.values, _GLOBAL_HOOKS))
+    return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
+
+
+_GLOBAL_HOOKS: Any = tables_of_global_hooks()

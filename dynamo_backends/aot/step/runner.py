@@ -1,0 +1,137 @@
+"""Runs the calls of a segment: as a program, a few of their results alone, or in eager."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dynamo_backends.aot.step.backward.tape import Tape, change_tape
+from dynamo_backends.aot.step.program.copies import all_or_nothing
+from dynamo_backends.aot.step.program.lowering import RecordProgram
+from dynamo_backends.aot.step.program.step_programs import StepPrograms
+from dynamo_backends.aot.step.record.interpreter import execute, group_numbers_as
+from dynamo_backends.aot.step.record.results import assign
+from dynamo_backends.aot.step.record.segment import Segment
+from dynamo_backends.aot.step.record.trie import Trie
+from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.runtime.position_checks import OutOfRangeError
+
+log = logging.getLogger("dynamo_backends")
+
+
+class SegmentRunner:
+    """Runs what the sessions of a step have recorded (see `cuts.Runner`).
+
+    Args:
+        programs: Of the step.
+
+    Attributes:
+        refusals: Lines from which on the step runs in eager, with the reasons.
+    """
+
+    def __init__(self, programs: StepPrograms):
+        self.refusals: dict[str, str] = {}
+        self._programs = programs
+        self._state = programs.state
+        self._held: Sequence[int] = ()
+
+    def commit(self, segment: Segment) -> bool:
+        """See `Runner.commit`."""
+        node = segment.node
+        if node is segment.trie.root:
+            return True
+        path = node.path()
+        self._held = held = segment.held()
+        if not held and not any(entry.mutates or entry.draws for entry in path):
+            return True
+        outputs = {*held, *_shared_roots(segment.trie, held)}
+        program = self._programs.find(segment, path, outputs, pure=False)
+        if program is None or program.variant.program.prefers_eager:
+            self.materialize(segment)
+            return False
+        tensors = self._run(program, segment)
+        if tensors is None:
+            return False
+        assign(segment, tensors, held)
+        return True
+
+    def _run(self, program: RecordProgram, segment: Segment) -> dict[int, Tensor] | None:
+        comparison = program.variant.program.comparison
+        turn, start = None if comparison is None else comparison.turn, time.perf_counter()
+        tensors: dict[int, Tensor] | None = None
+        try:
+            if comparison is None or turn is not None:
+                tensors = program(segment, self._state.inventory)
+        except OutOfRangeError:
+            with all_or_nothing(self._state.inventory.tensors):
+                self.materialize(segment)
+            return None
+        if tensors is None:
+            self.materialize(segment)
+        if comparison is not None:
+            self._state.synchronize()
+            comparison.note(turn, time.perf_counter() - start)
+        return tensors
+
+    def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:
+        """See `Runner.evaluate`."""
+        trie, node = segment.trie, segment.node
+        path = node.path()
+        written = any(entry.mutates for entry in path)
+        found = {
+            n: trie.values[n]
+            for n in numbers
+            if trie.kinds[n] != "result" and not (written and n in node.known)
+        }
+        wanted = list(dict.fromkeys(n for n in numbers if n not in found))
+        if wanted:
+            program = self._programs.find(segment, path, wanted, pure=True)
+            if program is None:
+                return None
+            try:
+                found |= program(segment, self._state.inventory)
+            except OutOfRangeError:
+                return None
+        return found
+
+    def materialize(self, segment: Segment) -> None:
+        """See `Runner.materialize`.
+
+        Raises:
+            StepCaptureError: The step is spread over a mesh.
+        """
+        if self._programs.definition.parallel is not None:
+            raise StepCaptureError(
+                "a part of the step would have to run in eager, which no step on a mesh can."
+            )
+        trie, node = segment.trie, segment.node
+        held = segment.held()
+        tensors = {n: trie.values[n] for n in node.known if trie.kinds[n] in ("slot", "input")}
+        path = node.path()
+        change_tape(Tape())  # with which the step goes on
+        with group_numbers_as(self._programs.definition.optimizers, segment.numbers):
+            execute(path, tensors, trie.numbers.__getitem__, held)
+        segment.become_real(tensors, held)
+
+    def refuse(self, reason: str, line: str) -> None:
+        """See `Runner.refuse`."""
+        text = f"the step {reason} at {line}"
+        if self._programs.raises:
+            raise StepCaptureError(
+                f'{text}, which no program of a step holds yet. Pass fallback="split" to run the '
+                "rest of such a call in eager."
+            )
+        if line not in self.refusals:
+            log.warning("%s: from there on it runs in eager.", text.capitalize())
+        self.refusals[line] = reason
+
+    def note_value(self, func: Any, line: Callable[[], str]) -> None:
+        """See `Runner.note_value`."""
+
+
+def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:
+    """Results that several of those held are views of: these share memory."""
+    roots = [trie.aliases[n] for n in held if n in trie.aliases]
+    return {n for n in roots if trie.kinds[n] == "result" and roots.count(n) > 1}

@@ -45,7 +45,6 @@ from dynamo_backends._torch_private.autograd import (
     only_calls_graph,
     partition_function,
     returning_kept,
-    run_backward_under_modes,
     running_backward,
     state_of_generator,
     static_input_indices,

@@ -14,7 +14,6 @@
 | `torch._functorch._aot_autograd.schemas.SerializableAOTDispatchCompiler` | 2.11+ |
 | `torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable` | 2.11+ |
 | `torch.compiler.config.cache_key_tag` (public) | 2.11+ |
-| `torch.autograd.backward` of a `GradientEdge` is not given to torch function modes | 2.11+ |
 | `Tensor._backward_hooks`, `._post_accumulate_grad_hooks` | 2.11+ |
 | `Module._forward_hooks` etc., `Optimizer._optimizer_step_pre_hooks`, `..._post_hooks` | 2.11+ |
 | `torch._C._current_autograd_node`, `_autograd._get_current_graph_task_keep_graph` | 2.11+ |
@@ -29,7 +28,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dynamo_backends._torch_private.graphs import captured_static_inputs, takes_wrappers_apart
 
@@ -322,25 +320,6 @@ def state_of_generator(node: fx.Node) -> str | None:
 def _mark(nodes: Iterable[fx.Node], key: str, value: Any) -> None:
     for node in nodes:
         node.meta = {**node.meta, "custom": {**node.meta.get("custom", {}), key: value}}
-
-
-def run_backward_under_modes(
-    tensors: Any, gradients: Any, retain_graph: bool | None, create_graph: bool, inputs: Any
-) -> None:
-    """`torch.autograd.backward`, such that torch function modes see what hooks call.
-
-    A mode is off while torch handles a call that the mode was given. It is not given this one,
-    which names no tensors but where they come from.
-    """
-    ends = None if inputs is None else _edges(inputs)
-    torch.autograd.backward(_edges(tensors), gradients, retain_graph, create_graph, inputs=ends)
-
-
-def _edges(tensors: Any) -> list[GradientEdge]:
-    if isinstance(tensors, dict):
-        tensors = tensors.values()
-    given = (tensors,) if isinstance(tensors, (torch.Tensor, GradientEdge)) else tensors
-    return [get_gradient_edge(t) if isinstance(t, torch.Tensor) else t for t in given]
 
 
 def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:

@@ -1,13 +1,15 @@
 """Which backends take whole steps, and how: one row each."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.recording import WHAT_TO_DO
 from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
@@ -19,7 +21,9 @@ from dynamo_backends.interface.errors import (
     DynamoBackendsError,
     OptionError,
     RankError,
+    StepCaptureError,
     StepOperatorError,
+    first_line,
 )
 from dynamo_backends.interface.mesh import Mesh, MeshLayout, MeshTarget
 from dynamo_backends.interface.options import Options
@@ -255,3 +259,66 @@ def _compiled(backend: Backend, options: Options, plan: Plan, graph: Graph) -> S
         return CopyingProgram(graph, backend.compile(copy, options).bind(())[0])
 
     return compile_planned(backend, options, plan, graph, compile_whole)
+
+
+_WITH_SPARSE = ("aot_eager",)
+
+
+def refuse_sparse(graph: Graph, backend: str) -> None:
+    """Refuses sparse tensors, such as gradients of `nn.Embedding(sparse=True)`.
+
+    Raises:
+        StepCaptureError: There are some, and the backend has none.
+    """
+    if backend in _WITH_SPARSE:
+        return
+    for node in graph.calls:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.layout is not torch.strided:
+            where = source_line(node)
+            raise StepCaptureError(
+                f"{backend} has no sparse tensors, which the step makes"
+                + (f" at {where}" if where else "")
+                + ". Use nn.Embedding(sparse=False), whose gradients are dense, the backend "
+                '"aot_eager", or fallback="split".'
+            )
+
+
+def refuse_shared_writes(
+    graph: Graph, names: Sequence[str], batch: Sequence[Any], groups: Sequence[Sequence[int]]
+) -> None:
+    """Refuses writes to an argument that overlaps with another one.
+
+    Args:
+        graph: Of the step.
+        names: Of its first inputs.
+        batch: The leaves of the arguments.
+        groups: See `arguments.shared_memory`.
+
+    Raises:
+        StepCaptureError: There is one.
+    """
+    inputs = dict(zip(names, graph.inputs, strict=False))
+    for group in groups:
+        places = dict.fromkeys(group)
+        written = [i for i in places if inputs[f"batch[{i}]"].updated_by is not None]
+        if written and len({id(batch[i]) for i in places}) > 1:
+            several = ", ".join(f"batch[{i}]" for i in places)
+            raise StepCaptureError(
+                f"the step writes to batch[{written[0]}], and {several} share memory, which one "
+                "graph cannot hold. Pass a copy (clone()), or write to a copy in the function."
+            )
+
+
+@contextlib.contextmanager
+def refused_by(backend: str) -> Iterator[None]:
+    """Inside: what fails while a captured step is compiled is a refusal, with a way out."""
+    try:
+        yield
+    except DynamoBackendsError:
+        raise
+    except Exception as error:
+        raise StepCaptureError(
+            f"{backend} cannot compile the step: {type(error).__name__}: {first_line(error)} "
+            + WHAT_TO_DO
+        ) from error

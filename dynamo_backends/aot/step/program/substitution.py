@@ -1,7 +1,7 @@
-"""While a step is captured, its tensors stand in for the real ones, wherever code reads them.
+"""While a record is traced, fake tensors stand in for real ones, wherever code reads these.
 
-Modules, optimizers and closures keep their own tensors; a torch function mode hands the tensors of
-the trace to every call instead. So nothing of the user's has to be changed and put back.
+Optimizers, and calls on what lives from step to step, have the real tensors; a torch function mode
+hands the tensors of the trace to every call instead. So nothing has to be changed and put back.
 """
 
 import contextlib
@@ -21,7 +21,6 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
     graph_being_traced,
     mark_backward_pass,
-    run_backward_under_modes,
     storage_id,
     unwrapped,
 )
@@ -94,10 +93,9 @@ class Substitution(TorchFunctionMode):
     ) -> Any:
         """Executes a call on the tensors of the trace."""
         args, kwargs = pytree.tree_map_only(Tensor, self.fake, (args, kwargs or {}))
-        if func is _T.backward:
-            return self._backward(*args, **kwargs)
-        if func is torch.autograd.backward:
-            return self._run_backward(*args, **kwargs)
+        if func in (_T.backward, torch.autograd.backward):
+            _, nodes = nodes_of(lambda: func(*args, **kwargs))
+            return mark_backward_pass(nodes, next(self._passes))
         if func == _GET_GRADIENT:
             self.gradients_read.add(id(args[0]))
         if func == _SET_DATA and id(args[0]) in self._reals:
@@ -264,34 +262,6 @@ class Substitution(TorchFunctionMode):
                 "read it afterwards, use torch.where instead of `if`, or pass "
                 'fallback="split" to run the step in eager from there on.'
             ) from error
-
-    def _backward(
-        self,
-        loss: Tensor,
-        gradient: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Any = None,
-    ) -> None:
-        self._run_backward(loss, gradient, retain_graph, create_graph, inputs=inputs)
-
-    def _run_backward(
-        self,
-        tensors: Any,
-        grad_tensors: Any = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        grad_variables: Any = None,
-        inputs: Any = None,
-    ) -> None:
-        given = grad_tensors if grad_variables is None else grad_variables
-
-        def run() -> None:
-            with self:  # for hooks, and for what a checkpoint rematerializes
-                run_backward_under_modes(tensors, given, retain_graph, create_graph, inputs)
-
-        _, nodes = nodes_of(run)
-        mark_backward_pass(nodes, next(self._passes))
 
 
 class _NotTaken(Exception):

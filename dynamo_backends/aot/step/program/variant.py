@@ -11,7 +11,12 @@ from torch import Tensor
 from dynamo_backends._torch_private import TensorProperties
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
-from dynamo_backends.aot.step.program.backends import StepBackend
+from dynamo_backends.aot.step.program.backends import (
+    StepBackend,
+    refuse_shared_writes,
+    refuse_sparse,
+    refused_by,
+)
 from dynamo_backends.aot.step.program.capture import record
 from dynamo_backends.aot.step.program.draws import hoist
 from dynamo_backends.aot.step.program.functional import (
@@ -22,11 +27,6 @@ from dynamo_backends.aot.step.program.functional import (
 from dynamo_backends.aot.step.program.mesh_layout import layout_of
 from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.aot.step.program.recording import Definition, Recording
-from dynamo_backends.aot.step.program.refusals import (
-    refuse_shared_writes,
-    refuse_sparse,
-    refused_by,
-)
 from dynamo_backends.aot.step.program.straight_line import StraightLine
 from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.aot.step.state.arguments import shared_memory

@@ -166,9 +166,27 @@ def on_all(run: Run) -> Any:
     return plain(run)
 
 
+def looks_at_other_gradients(run: Run) -> Any:
+    """Gradients of leaves that come later are not there yet, or those of the step before."""
+    run.state.found = []
+
+    def hook(_: Tensor) -> None:
+        gradients = [p.grad for p in run.model.parameters()]
+        run.state.found.append([None if g is None else g.norm() for g in gradients])
+
+    run.model[2].weight.register_post_accumulate_grad_hook(hook)
+    return plain(run)
+
+
+def accumulates_beside_a_hook(run: Run) -> Any:
+    run.model[2].weight.register_hook(lambda g: g * 0.5)
+    return accumulates(run)
+
+
 CASES: dict[str, Case] = {
     **{f.__name__: Case(f) for f in (
-        keeps_the_order, several_on_one, keeps_the_gradient_itself, changes_it_in_place,
+        looks_at_other_gradients, accumulates_beside_a_hook, keeps_the_order, several_on_one,
+        keeps_the_gradient_itself, changes_it_in_place,
         masks_rows, reads_values, logs_the_loss, two_passes, steps_in_the_backward_pass,
     )},
     **{f.__name__: Case(f, most_eager=6) for f in (

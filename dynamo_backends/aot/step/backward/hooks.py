@@ -1,10 +1,8 @@
 """Hooks in backward passes: on leaves, on results and on nodes.
 
-Those on leaves are called after the pass, as user code.
-
-A gradient of a leaf has no influence on other gradients. So the pass computes the gradients of
-hooked leaves without accumulating them; then the hooks run, one leaf after the other in the order
-of eager, and their torch calls are followed like all others.
+A gradient of a leaf has no influence on other gradients. So if leaves alone have hooks, the pass
+computes gradients without accumulating them. Then they are accumulated and the hooks run, one leaf
+after the other in the order of eager; their torch calls are followed like all others.
 """
 
 import contextlib
@@ -140,7 +138,8 @@ def backward_without_hooks(
     Args:
         roots: Where it begins.
         gradients: Theirs, or None.
-        hooked: Leaves whose hooks are not called, and whose gradients are not accumulated.
+        hooked: Leaves whose hooks, if there are any, are not called, and whose gradients are not
+            accumulated.
         retain_graph: Whether another pass may follow.
 
     Returns:

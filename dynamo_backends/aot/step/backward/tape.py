@@ -284,6 +284,21 @@ def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number:
     return is_executed(node, [edge_of(t)[0] for t in roots], of_ends)
 
 
+def accumulate(leaves: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
+    """Accumulates gradients of leaves without hooks, between the hooks of others."""
+    tensors = (*leaves, *gradients)
+    if _is_followed(tensors):
+        handle_torch_function(accumulate, tensors, leaves, gradients)
+        return
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if leaf.grad is None:
+            leaf.grad = gradient
+        elif leaf.grad.is_sparse and not gradient.is_sparse:
+            leaf.grad = gradient + leaf.grad
+        else:
+            leaf.grad.add_(gradient)
+
+
 MARKS = (retain, find_node, find_edges, mark_node, asks_for)
 """What is part of a record although it computes nothing."""
 

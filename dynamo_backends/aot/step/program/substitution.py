@@ -24,6 +24,7 @@ from dynamo_backends._torch_private import (
     storage_id,
     unwrapped,
 )
+from dynamo_backends.aot.step.backward.tape import accumulate
 from dynamo_backends.aot.step.program import rewrites
 from dynamo_backends.aot.step.program.optimizers import has_formulas_for_graphs
 from dynamo_backends.aot.step.program.scalars import Rank, Scalars, as_item
@@ -96,8 +97,8 @@ class Substitution(TorchFunctionMode):
         if func in (_T.backward, torch.autograd.backward):
             _, nodes = nodes_of(lambda: func(*args, **kwargs))
             return mark_backward_pass(nodes, next(self._passes))
-        if func == _GET_GRADIENT:
-            self.gradients_read.add(id(args[0]))
+        if func == _GET_GRADIENT or func is accumulate:
+            self.gradients_read.update(map(id, args[0] if func is accumulate else args))
         if func == _SET_DATA and id(args[0]) in self._reals:
             return self._set_data(*args)
         is_setter = getattr(func, "__name__", "") == "__set__" or func is _T.requires_grad_

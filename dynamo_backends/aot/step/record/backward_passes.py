@@ -46,6 +46,7 @@ from dynamo_backends.aot.step.backward.hooks import (
 )
 from dynamo_backends.aot.step.backward.tape import (
     Tape,
+    accumulate,
     asks_for,
     begin,
     change_tape,
@@ -320,16 +321,31 @@ class NestedPasses:
             self._run(given, hooked, targets=targets, retain_graph=retain, create_graph=create)
             return None
         roots, gradients = as_tuple(given["tensors"]), given.get("grad_tensors")
-        leaves = list(hooked)
+        leaves = session.segment.leaves(session.replaying)
         with self._pass(roots):
             computed, order = session.call(
                 "backward", backward_without_hooks, (roots, gradients, leaves),
                 {"retain_graph": retain},
             )  # fmt: skip
             with session, torch.no_grad():
-                for i in order:
-                    call_hooks(leaves[i], computed[i], of_node=hooked[leaves[i]])
+                self._accumulate([(leaves[i], computed[i]) for i in order], hooked)
         return None
+
+    def _accumulate(
+        self, arrived: Sequence[tuple[Tensor, Any]], hooked: dict[Tensor, Tables]
+    ) -> None:
+        """Accumulates gradients in the order in which they have arrived, with the hooks."""
+        waiting: list[tuple[Tensor, Any]] = []
+        for leaf, gradient in (*arrived, (None, None)):
+            if leaf is not None and leaf not in hooked:
+                waiting.append((leaf, gradient))
+                continue
+            if waiting:
+                leaves, gradients = zip(*waiting, strict=True)
+                accumulate(leaves, gradients)
+                waiting.clear()
+            if leaf is not None:
+                call_hooks(leaf, gradient, of_node=hooked[leaf])
 
     def gradients(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Follows `torch.autograd.grad`, and calls the hooks in it."""

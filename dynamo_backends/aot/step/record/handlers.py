@@ -160,7 +160,7 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     **dict.fromkeys(functions.NUMBERS_OF_DATA, _data),
     **dict.fromkeys(functions.BACKWARD, lambda session, *call: session.nested.backward(*call)),
     **dict.fromkeys(functions.HOOKS, _register_hook),
-    **dict.fromkeys((tape.begin, tape.proceed), _as("backward")),
+    **dict.fromkeys((tape.begin, tape.proceed, tape.accumulate), _as("backward")),
     **dict.fromkeys((*checkpoints.MARKS, *tape.MARKS, keep_state, use_state), _as("mark")),
     **dict.fromkeys(functions.CHANGES_OF_SHAPE, change_shape),
     torch.Tensor.retain_grad: _retain_grad,

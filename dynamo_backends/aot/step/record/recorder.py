@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dynamo_backends._torch_private import is_in_ddp_forward, storage_id
 from dynamo_backends.aot.step.backward.checkpoints import is_of_region
 from dynamo_backends.aot.step.backward.hooks import backward_without_hooks, is_hooked
-from dynamo_backends.aot.step.backward.tape import attach, begin, proceed
+from dynamo_backends.aot.step.backward.tape import accumulate, attach, begin, proceed
 from dynamo_backends.aot.step.record import functions
 from dynamo_backends.aot.step.record.interpreter import consumed_by
 from dynamo_backends.aot.step.record.placeholders import TensorSpec
@@ -194,7 +194,7 @@ class Recorder:
         assert given is not None
         hooked = set(map(id, args[2])) if func is backward_without_hooks else set()
         leaves = {n: t for n, t in _leaves(segment) if id(t) not in hooked}
-        is_part = func in (begin, proceed)
+        is_part = func in (begin, proceed, accumulate)
         if not is_part and any(map(is_hooked, leaves.values())):
             raise Refusal("has hooks in its backward pass")
         before = {n: t.grad for n, t in leaves.items()}
@@ -212,7 +212,7 @@ class Recorder:
             gradient = tensor.grad
             if gradient is not before[number] and gradient is not None:
                 new = segment.result(gradient).value
-                made.append(new)
+                made += [] if new in segment.node.known else [new]
                 entry.gradients[number] = new
         told = _told(segment.node)
         entry.made = tuple(made)

@@ -2,12 +2,14 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import dynamo_backends
 from dynamo_backends import StepCaptureError, compile_step
 from dynamo_backends.aot.step.program.variant import TRACING
 from dynamo_backends.runtime import atomic as whole
@@ -17,11 +19,17 @@ from tests.aot.interruptions import Instructions, watched
 
 BACKENDS = ("openxla", "aot_eager", "inductor")
 FILES = (
-    "aot/step/variant.py", "aot/step/programs.py", "runtime/atomic.py", "xla/step_runtime.py",
-    "xla/launch.py", "xla/owned_memory.py", "inductor/steps.py", "graph/layouts.py", "signal.py",
-    "/torchinductor_",
+    "aot/step/program/variant.py", "aot/step/program/programs.py", "runtime/atomic.py",
+    "xla/step_runtime.py", "xla/launch.py", "xla/owned_memory.py", "inductor/steps.py",
+    "graph/layouts.py", "signal.py", "/torchinductor_",
 )  # fmt: skip
 """Where a step runs; "/torchinductor_" is the folder of Inductor's programs."""
+
+
+def test_these_files_exist() -> None:
+    package = Path(dynamo_backends.__file__).parent
+    named = [name for name in FILES if "/" in name and name.endswith(".py")]
+    assert all((package / name).is_file() for name in named)
 
 
 class Crash(Exception):

@@ -23,7 +23,7 @@ from dynamo_backends.aot.step.frozen_calls import (
     describe,
 )
 from dynamo_backends.aot.step.program.copies import all_or_nothing
-from dynamo_backends.aot.step.program.lowering import RecordProgram
+from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.step_programs import MAX_PROGRAMS, MAX_VARIANTS
 from dynamo_backends.aot.step.program.straight_line import numbers_in
 from dynamo_backends.aot.step.record.placeholders import is_placeholder

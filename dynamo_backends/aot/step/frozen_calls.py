@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends._torch_private import TensorProperties
-from dynamo_backends.aot.step.program.lowering import RecordProgram
+from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.record.results import view_of
 from dynamo_backends.aot.step.record.trie import Trie
 from dynamo_backends.aot.step.state.arguments import (

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import scaling, storage_id
-from dynamo_backends.aot.step.replaced import replaced
+from dynamo_backends.aot.step.method_overrides import override_method
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -118,9 +118,9 @@ class StepCall:
     def _patched(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for optimizer in self._optimizers:
-                stack.enter_context(replaced(optimizer, "step", self._step))
+                stack.enter_context(override_method(optimizer, "step", self._step))
             for owner in (*self._optimizers, *self._models):
-                stack.enter_context(replaced(owner, "zero_grad", self._clear))
+                stack.enter_context(override_method(owner, "zero_grad", self._clear))
             yield
 
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

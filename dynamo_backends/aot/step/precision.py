@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from dynamo_backends.aot.step.replaced import replaced
+from dynamo_backends.aot.step.method_overrides import override_method
 from dynamo_backends.interface.errors import OptionError, did_you_mean
 
 Precision = Literal["float32", "bf16"]
@@ -49,7 +49,7 @@ def in_bfloat16(
                 stack.enter_context(entered)
             stack.enter_context(_BackwardOutside(kinds))
             for optimizer in optimizers:
-                stack.enter_context(replaced(optimizer, "step", _outside(kinds)))
+                stack.enter_context(override_method(optimizer, "step", _outside(kinds)))
             return function(*args, **kwargs)
 
     return call

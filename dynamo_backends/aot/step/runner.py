@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.backward.tape import Tape, change_tape
 from dynamo_backends.aot.step.program.copies import all_or_nothing
-from dynamo_backends.aot.step.program.lowering import RecordProgram
+from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.step_programs import StepPrograms
 from dynamo_backends.aot.step.record.interpreter import execute, group_numbers_as
 from dynamo_backends.aot.step.record.results import assign

@@ -9,8 +9,8 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.program.backends import StepBackend
 from dynamo_backends.aot.step.program.draws import Draws
-from dynamo_backends.aot.step.program.lowering import RecordProgram
 from dynamo_backends.aot.step.program.programs import StepProgram
+from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.recording import Definition, Recording, Result
 from dynamo_backends.aot.step.program.scalars import Term
 from dynamo_backends.aot.step.program.step_programs import StepPrograms

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.step.method_overrides import override_method
 from dynamo_backends.aot.step.program.functionalization import metadata_of
-from dynamo_backends.aot.step.replaced import replaced
 from dynamo_backends.aot.step.state.unsupported_hooks import has_global_hooks
 
 _INDEPENDENT = frozenset(
@@ -50,7 +50,7 @@ def equal_updates(
 
     graph = private.graph_being_traced()
     last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
-    with replaced(optimizer, "_init_group", init_group):
+    with override_method(optimizer, "_init_group", init_group):
         yield
     _find_calls(likes, _nodes_after(graph, last))
     with torch._C.DisableTorchFunction():

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.lowering import RecordProgram
 from dynamo_backends.aot.step.program.optimizers import NewStateError
+from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.program.step_state import StepState
 from dynamo_backends.aot.step.program.variant import TRACING, Variant

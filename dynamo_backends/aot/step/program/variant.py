@@ -19,14 +19,14 @@ from dynamo_backends.aot.step.program.backends import (
 )
 from dynamo_backends.aot.step.program.capture import record
 from dynamo_backends.aot.step.program.draws import hoist
-from dynamo_backends.aot.step.program.functional import (
+from dynamo_backends.aot.step.program.mesh_layout import layout_of
+from dynamo_backends.aot.step.program.programs import StepProgram
+from dynamo_backends.aot.step.program.recording import Definition, Recording
+from dynamo_backends.aot.step.program.step_graph import (
     functionalize,
     without_effects,
     without_updates,
 )
-from dynamo_backends.aot.step.program.mesh_layout import layout_of
-from dynamo_backends.aot.step.program.programs import StepProgram
-from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.straight_line import StraightLine
 from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.aot.step.state.arguments import shared_memory

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+def override_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """Inside: `owner.name(...)` calls `replacement(original, ...)`."""
     original = getattr(owner, name)
     had, before = name in vars(owner), vars(owner).get(name)

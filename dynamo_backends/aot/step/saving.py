@@ -11,7 +11,7 @@ from dynamo_backends.aot.step.program.backends import StepBackend
 from dynamo_backends.aot.step.program.draws import Draws
 from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.aot.step.program.record_program import RecordProgram
-from dynamo_backends.aot.step.program.recording import Definition, Recording, Result
+from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.scalars import Term
 from dynamo_backends.aot.step.program.step_programs import StepPrograms
 from dynamo_backends.aot.step.program.verified import VerifiedStep
@@ -32,6 +32,19 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
+
+
+@dataclass(frozen=True)
+class Result:
+    """The origin of one result.
+
+    Attributes:
+        kind: "output" of the graph, "slot" (a tensor that lives on), "term" or "constant".
+        value: Position of the output or slot, the term, or the constant.
+    """
+
+    kind: str
+    value: Any
 
 
 @dataclass(frozen=True)
@@ -299,7 +312,8 @@ def _results(
     def place(number: int) -> Result:
         if trie.kinds[number] == "slot":
             return Result("slot", slots[id(trie.values[number])])
-        return program.variant.recording.results[program.outputs.index(number)]
+        output = program.variant.recording.results[program.outputs.index(number)]
+        return Result("output", output)
 
     flat, spec = pytree.tree_flatten(_filled(call.result, place))
     return tuple(x if isinstance(x, Result) else _result(x, numbers) for x in flat), spec

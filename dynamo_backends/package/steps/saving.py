@@ -13,9 +13,8 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import make_fx
 from dynamo_backends.aot.step.program.backends import parts_of_step
-from dynamo_backends.aot.step.program.recording import Result
 from dynamo_backends.aot.step.program.scalars import CONVERSIONS, Answer, Term
-from dynamo_backends.aot.step.saving import Snapshot
+from dynamo_backends.aot.step.saving import Result, Snapshot
 from dynamo_backends.aot.step.state.arguments import is_simple
 from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
 from dynamo_backends.graph.graph import Graph

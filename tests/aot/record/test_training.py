@@ -72,6 +72,22 @@ def accumulates(run: Run) -> Any:
     return step
 
 
+def deletes_gradients(run: Run) -> Any:
+    """`del p.grad` is `p.grad = None`."""
+    run.state.gone = []
+    weight = run.model[0].weight
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(run.model(x), y)
+        loss.backward()
+        run.optimizer.step()
+        del weight.grad
+        run.state.gone.append(weight.grad is None)
+        return loss
+
+    return step
+
+
 def schedules(run: Run) -> Any:
     scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda n: 1 / (1 + n))
 
@@ -495,7 +511,7 @@ CASES: dict[str, Case] = {
     )},
     **{f.__name__: Case(f, most_eager=6) for f in (
         accumulates, skips_by_value, selects_rows, evaluates, freezes, plants_gradients, scaler,
-        autocasts, draws, seeds, edits,
+        autocasts, draws, seeds, edits, deletes_gradients,
     )},
     "sizes": Case(plain, batch=_sizes, most_eager=4),
     "batch norms": Case(plain, model=normalized),

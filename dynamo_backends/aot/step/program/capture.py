@@ -24,7 +24,6 @@ from dynamo_backends.aot.step.program.recording import (
     WHAT_TO_DO,
     Definition,
     Recording,
-    Result,
 )
 from dynamo_backends.aot.step.program.scalars import Scalars
 from dynamo_backends.aot.step.program.straight_line import StraightLine
@@ -244,23 +243,14 @@ class _Recorder:
 
     def _left_by(self, results: Sequence[Any]) -> dict[str, Any]:
         """Returns results and gradients, by the names that a recording has for them."""
-        self._slots = {id(t): i for i, t in enumerate(self._inventory.tensors)}
         return {
-            "results": tuple(map(self._result_of, results)),
+            "results": tuple(self._output(self._substitution.fake(x)) for x in results),
             "gradients": self._outputs_of(self._gradients),
             "batch_gradients": self._outputs_of(self._batch_gradients),
         }
 
     def _outputs_of(self, gradients: Gradients) -> tuple[tuple[int, int], ...]:
         return tuple((self._output(gradient), i) for i, gradient in gradients.left())
-
-    def _result_of(self, leaf: Any) -> Result:
-        term = self._scalars.number(leaf)
-        if term is not None:
-            return Result("term", term)
-        if id(leaf) in self._slots:
-            return Result("slot", self._slots[id(leaf)])
-        return Result("output", self._output(self._substitution.fake(leaf)))
 
     def _output(self, fake: Tensor) -> int:
         self._outputs.append(fake.detach())

@@ -196,12 +196,4 @@ class RecordProgram:
             batch: One tensor for each number of `inputs`.
         """
         results = self.variant(tensors, numbers, batch)
-        return {
-            n: self._as_tensor(n, result) for n, result in zip(self.outputs, results, strict=True)
-        }
-
-    def _as_tensor(self, number: int, result: Any) -> Tensor:
-        spec = self.trie.specs[number]
-        if isinstance(result, Tensor):
-            return result
-        return torch.tensor(result, dtype=spec.dtype, device=spec.device)
+        return dict(zip(self.outputs, results, strict=True))

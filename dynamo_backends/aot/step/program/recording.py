@@ -35,19 +35,6 @@ class Definition:
 
 
 @dataclass(frozen=True)
-class Result:
-    """The origin of one result.
-
-    Attributes:
-        kind: "output" of the graph, "slot" (a tensor that lives on), "term" or "constant".
-        value: Position of the output or slot, the term, or the constant.
-    """
-
-    kind: str
-    value: Any
-
-
-@dataclass(frozen=True)
 class Recording:
     """A step as a graph that still writes to its inputs.
 
@@ -56,7 +43,7 @@ class Recording:
         fakes: One per input.
         roles: One per input.
         names: One per input.
-        results: One per tensor that the calls return.
+        results: Output of each tensor that the calls return.
         gradient_slots: Slots whose gradients at the start are inputs.
         leaves: Slots that may have gradients.
         gradients: Output and slot of each gradient that is left when the step ends.
@@ -73,7 +60,7 @@ class Recording:
     fakes: tuple[Tensor, ...]
     roles: tuple[Role, ...]
     names: tuple[str, ...]
-    results: tuple[Result, ...]
+    results: tuple[int, ...]
     gradient_slots: tuple[int, ...]
     leaves: tuple[int, ...]
     gradients: tuple[tuple[int, int], ...]

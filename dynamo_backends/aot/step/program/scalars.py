@@ -107,10 +107,6 @@ class Term:
                 known[self] = self.function(*args, **kwargs)
         return known[self]
 
-    def number(self, values: Values) -> Any:
-        """As `evaluate`, as a number; the number itself for what is one of the values."""
-        return values[self.index] if self.function is None else self.evaluate(values).item()
-
     def leaves(self) -> Iterator["Term"]:
         """Yields the values that it is made of."""
         if self.function is None:

@@ -67,7 +67,7 @@ def without_effects(recording: Recording) -> Recording:
     Args:
         recording: From `capture.record`; its graph is changed.
     """
-    count = 1 + max((r.value for r in recording.results if r.kind == "output"), default=-1)
+    count = 1 + max(recording.results, default=-1)
     output = recording.module.graph.output_node()
     output.args = (_outputs(recording.module)[:count],)
     recording.module.recompile()

@@ -298,7 +298,7 @@ class Variant:
             if taken:
                 until_done(lambda: self._leave_gradients(taken, tensors, batch))
             raise
-        return self._result(outputs, tensors, numbers)
+        return [outputs[i] for i in recording.results]
 
     def _given(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the batch; while steps are compared with eager that of all processes."""
@@ -327,16 +327,6 @@ class Variant:
         for output, i in self.recording.batch_gradients:
             batch[i].grad = outputs[output]
         return outputs
-
-    def _result(
-        self, outputs: Sequence[Tensor], tensors: Sequence[Tensor], numbers: tuple[float, ...]
-    ) -> list[Any]:
-        sources: dict[str, Any] = {
-            "output": lambda i: outputs[i],
-            "slot": lambda i: tensors[i],
-            "term": lambda term: term.number(numbers),
-        }
-        return [sources[result.kind](result.value) for result in self.recording.results]
 
 
 def _report(backend: str, graph: Graph, seconds: float, from_disk: bool) -> GraphReport:

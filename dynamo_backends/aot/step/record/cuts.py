@@ -140,7 +140,7 @@ class Segments:
             if self._commit():
                 self._begin(_then(node))
             else:
-                self._go_on_recording()
+                self.replaying = False
                 self.following = False
                 self.executed = True
             return entry.function(*args, **kwargs)
@@ -195,7 +195,7 @@ class Segments:
         elif not self.replaying or self._commit():
             self._begin(_then(segment.node))
         else:
-            self._go_on_recording()
+            self.replaying = False
             self.following = False
 
     def leave_record(self) -> None:
@@ -204,12 +204,7 @@ class Segments:
         with self.own_calls():
             self._runner.materialize(self.segment)
         self.executed = True
-        self._go_on_recording()
-
-    def _go_on_recording(self) -> None:
         self.replaying = False
-        if self.segment.node.refusal is not None:
-            self.following = False
 
     def go_eager(self, reason: str) -> None:
         """From here on the step runs in eager, up to its end."""
@@ -251,7 +246,7 @@ class Segments:
             with self.own_calls():
                 self._runner.materialize(self.segment)
             self.executed = True
-            self._go_on_recording()
+            self.replaying = False
 
     def abandon(self) -> None:
         """The function has raised an exception: nothing of this segment is run."""

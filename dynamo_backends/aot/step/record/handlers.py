@@ -173,6 +173,9 @@ HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
     functions.GRAD_FN: _read_history,
     functions.GET_GRAD: _get_grad,
     functions.SET_GRAD: _as("set_grad"),
+    functions.DELETE_GRAD: lambda session, func, args, kwargs: session.call(
+        "set_grad", functions.SET_GRAD, (args[0], None), {}
+    ),
     functions.SET_REQUIRES_GRAD: _set_flag,
     torch.Tensor.requires_grad_: _set_flag,
 }

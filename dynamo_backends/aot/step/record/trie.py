@@ -125,7 +125,6 @@ class Node:
         children: The calls that followed.
         programs: Of the way to here.
         then: After a cut: where the step goes on.
-        refusal: Why it goes on in eager.
         stops: Whether a checkpoint's recomputation ends with the call.
         comparison: With the call (see `comparisons`).
         following: That of the only call that may follow, if it is a plain one.
@@ -140,7 +139,6 @@ class Node:
     children: list["Node"] = field(default_factory=list)
     programs: list[Any] = field(default_factory=list)
     then: "Trie | None" = None
-    refusal: Exception | None = None
     stops: bool = False
     comparison: Any = None
     following: Any = None

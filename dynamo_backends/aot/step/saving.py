@@ -23,7 +23,6 @@ from dynamo_backends.aot.step.record.trie import Entry
 from dynamo_backends.aot.step.state.arguments import (
     BatchSpec,
     flatten_batch,
-    kind_of_leaf,
     shared_memory,
 )
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
@@ -66,7 +65,7 @@ class Snapshot:
         constants: Tensors that the graph owns.
         draws: Draws its random numbers.
         batch: How the arguments are put together.
-        leaves: What the step was compiled for of each leaf, see `kind_of_leaf`.
+        leaves: Their leaves.
         checks: What is checked of each step.
     """
 
@@ -338,12 +337,6 @@ def _filled(template: Any, place: Any) -> Any:
     return template.kind(items)
 
 
-def _kinds_of_arguments(call: LastCall) -> tuple[Any, list[Any]]:
-    """Describes the structure of the arguments and each leaf; floats are constants."""
-    batch, spec = flatten_batch(call.arguments)
-    return spec, [(float, x) if isinstance(x, float) else kind_of_leaf(x) for x in batch]
-
-
 def snapshot_of(
     call: LastCall, programs: StepPrograms, options: Mapping[str, Any], refusals: Mapping[str, str]
 ) -> Snapshot:
@@ -378,12 +371,13 @@ def snapshot_of(
         raise SaveError(_ANOTHER.format(why_not))
     variant = program.variant
     compiled = variant.program
-    spec, kinds = _kinds_of_arguments(call)
+    leaves_of_arguments, spec = flatten_batch(call.arguments)
     snapshot = Snapshot(
         definition, state.backend, dict(options), variant.graph,
         compiled.compiled if isinstance(compiled, VerifiedStep) else compiled,
         variant.recording, *_results(program, call, inventory), variant.slots, inventory.tensors,
-        (*parameters.tensors[parameters.count :], *variant.constants), variant.draws, spec, kinds,
+        (*parameters.tensors[parameters.count :], *variant.constants), variant.draws, spec,
+        leaves_of_arguments,
         variant.checks,
     )  # fmt: skip
     _check_constants(variant.graph, parameters, variant.recording.names)

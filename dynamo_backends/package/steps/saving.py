@@ -108,7 +108,7 @@ def _contents(step: Snapshot) -> dict[str, Any]:
         "numbers": [[name, value] for name, value in zip(names, numbers, strict=True)],
         "draws": [_draw(*call) for call in step.draws.calls],
         "answers": _answers(step, numbers),
-        "batch": _batch(step, len(numbers)),
+        "batch": _batch(step),
         "results": _results(step),
         "models": [_state_of(step, model.state_dict(keep_vars=True), "the state of a model")
                    for model in step.definition.models],
@@ -157,9 +157,8 @@ def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
     answers = step.recording.answers
     if not answers:
         return None
-    floats = [1.0 for leaf in step.leaves if leaf is float]
     module = make_fx(lambda given: _terms(answers, given), None)(
-        torch.tensor([*numbers, *floats], dtype=torch.float64)
+        torch.tensor(numbers, dtype=torch.float64)
     )
     graph = Graph(module, "inference", (Input("numbers", Role.HYPERPARAMETERS),))
     names = {convert: name for name, convert in CONVERSIONS.items()}
@@ -175,23 +174,22 @@ def _terms(answers: Sequence[Answer], numbers: Tensor) -> list[Tensor]:
     return [answer.term.evaluate(numbers, known) for answer in answers]
 
 
-def _batch(step: Snapshot, first_number: int) -> dict[str, Any]:
+def _batch(step: Snapshot) -> dict[str, Any]:
     """Returns the arguments: a template of `(args, kwargs)`, and what the tensors are like."""
     if any(step.batch.objects):
         raise SaveError("the step takes objects; give it tensors in lists, tuples and dicts.")
     leaves: list[Any] = []
-    tensors, number = 0, first_number
+    tensors = 0
     for leaf in step.leaves:
-        if leaf is float:
-            leaves.append(_Place({NUMBER: number}))
-            number += 1
-        elif isinstance(leaf[0], torch.Size):
+        if isinstance(leaf, Tensor):
             leaves.append(_Place({TENSOR: tensors}))
             tensors += 1
-        elif is_simple(leaf[1]):
-            leaves.append(leaf[1])
+        elif is_simple(leaf):
+            leaves.append(leaf)
         else:
-            raise SaveError(f"the step takes a {leaf[0].__qualname__}, which a file cannot hold.")
+            raise SaveError(
+                f"the step takes a {type(leaf).__qualname__}, which a file cannot hold."
+            )
     call = pytree.tree_unflatten(leaves, step.batch.outer)
     return {"template": made(call, _place, "arguments"), "tensors": tensors}
 
@@ -269,12 +267,11 @@ def _with_places(value: Any, group: int, key: str, places: Mapping[Any, int]) ->
 def _called(step: Snapshot) -> str:
     """Returns how the step is called, for people."""
     texts = [
-        "float" if leaf is float
-        else f"{str(leaf[1]).removeprefix('torch.')}{list(leaf[0])}"
-        if isinstance(leaf[0], torch.Size)
-        else repr(leaf[1])
+        f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+        if isinstance(leaf, Tensor)
+        else repr(leaf)
         for leaf in step.leaves
-    ]  # fmt: skip
+    ]
     args, kwargs = pytree.tree_unflatten([_Text(text) for text in texts], step.batch.outer)
     return ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
 

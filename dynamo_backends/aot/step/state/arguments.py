@@ -128,21 +128,6 @@ def _defined(kind: type) -> set[str]:
     return {name for each in kind.__mro__[:-1] for name in vars(each)}
 
 
-def kind_of_leaf(leaf: Any) -> Any:
-    """Returns what a step is compiled for of a leaf; floats are inputs."""
-    if isinstance(leaf, Tensor):
-        gradient = leaf.grad if leaf.is_leaf else None
-        return (
-            leaf.shape, leaf.dtype, leaf.device, leaf.stride(), leaf.requires_grad, leaf.is_leaf,
-            gradient is None or (gradient.stride(), gradient.dtype),
-        )  # fmt: skip
-    if isinstance(leaf, float):
-        return float
-    if is_simple(leaf):
-        return type(leaf), leaf
-    return type(leaf), Identity(leaf)
-
-
 def shared_memory(batch: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     """Groups of leaves that overlap in memory, or are one tensor: a step is compiled for these.
 

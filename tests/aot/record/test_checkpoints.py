@@ -92,6 +92,12 @@ def under_autocast(block: Any, x: Tensor) -> Any:
         return checkpoint(region, x, use_reentrant=False)
 
 
+def saves_scalars_alone(block: Any, x: Tensor) -> Any:
+    """What the region saves has no dimensions and no history, as numbers in a trace."""
+    scale = checkpoint(lambda t: t * t.detach().exp(), x.mean(), use_reentrant=False)
+    return block(x) * scale
+
+
 class Normalized(nn.Module):
     """Counts batches, and updates its statistics twice, as in eager."""
 
@@ -130,6 +136,7 @@ ONE_PROGRAM: dict[str, Case] = {
     "number": Case(logs(), net(with_number)),
     "lambda": Case(logs(), net(of_a_lambda)),
     "without early stop": Case(logs(), net(to_the_end)),
+    "scalars": Case(logs(), net(saves_scalars_alone)),
     "does not preserve": Case(logs(), net(with_other_numbers)),
     "batch norm": Case(logs(), net(block=Normalized)),
     "hooks": Case(logs(), net(block=Hooked)),

@@ -117,8 +117,8 @@ class Pack(_RegionHook):
         """Saves a tensor, or a holder instead of it."""
         tape = current_tape()
         region = tape.regions[self.number]
-        if tape.is_traced and not (tensor.ndim or tensor.requires_grad):
-            return tensor  # it may stand for a number, which autograd saves without hooks
+        if tape.is_number(tensor):
+            return tensor  # autograd saves numbers without hooks
         if not self.is_second:
             region.saved.append(_metadata(tensor))
             return len(region.saved) - 1

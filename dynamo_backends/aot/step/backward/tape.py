@@ -23,10 +23,10 @@ class Tape:
     """The places of user code in the backward passes of one run.
 
     Args:
-        is_traced: Whether the run is one in a trace.
+        is_number: In a trace: tells tensors that stand for numbers.
 
     Attributes:
-        is_traced: Likewise.
+        is_number: Likewise.
         places: The places.
         nodes: Autograd nodes that user code has looked at.
         regions: Checkpointed regions, by the numbers of their places.
@@ -37,8 +37,8 @@ class Tape:
             reaches user code: a step that goes on in eager. None: it does not.
     """
 
-    def __init__(self, is_traced: bool = False) -> None:
-        self.is_traced = is_traced
+    def __init__(self, is_number: Callable[[Any], bool] = lambda _: False) -> None:
+        self.is_number = is_number
         self.places: list[Edge] = []
         self.answers: Callable[[int, tuple[Tensor | None, ...]], Any] | None = None
         self.nodes: list[Any] = []

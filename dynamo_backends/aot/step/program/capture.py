@@ -210,7 +210,9 @@ class _Recorder:
         transforms = private.transforms_given(self._substitution.fake)
         with settings:
             with transforms, self._substitution, Provenance():
-                results = self._calls(batch, scalars[of_calls:], self._updates)
+                results = self._calls(
+                    batch, scalars[of_calls:], self._updates, self._substitution.is_number
+                )
             self._left = self._left_by(results)
         return self._outputs
 

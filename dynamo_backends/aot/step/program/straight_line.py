@@ -1,7 +1,7 @@
 """The calls of a record as a function without branches, which a trace can follow."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,11 @@ class StraightLine:
         self.entry: Entry | None = None
 
     def __call__(
-        self, inputs: Sequence[Any], stand_ins: Sequence[Tensor], optimizers: OptimizerCalls
+        self,
+        inputs: Sequence[Any],
+        stand_ins: Sequence[Tensor],
+        optimizers: OptimizerCalls,
+        is_number: Callable[[Any], bool],
     ) -> list[Any]:
         """Runs the calls, and returns their results.
 
@@ -70,12 +74,13 @@ class StraightLine:
             inputs: Their tensors.
             stand_ins: Tensors that stand in for the numbers.
             optimizers: Makes the calls of optimizers.
+            is_number: Tells tensors that stand for numbers.
         """
         tensors: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
         numbers = dict(zip(self.places, stand_ins, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
         tensors.update(self.views.create())
-        before = change_tape(Tape(is_traced=True))
+        before = change_tape(Tape(is_number))
         passes = _Passes()
 
         def note(entry: Entry) -> None:

@@ -139,7 +139,7 @@ class Substitution(TorchFunctionMode):
         on_lists = rewrites.on_lists(func, self._call)
         if on_lists is not None:
             return on_lists(*args, **kwargs)
-        if func in rewrites.WITH_NUMBERS and any(map(self._is_number, pytree.tree_leaves(args))):
+        if func in rewrites.WITH_NUMBERS and any(map(self.is_number, pytree.tree_leaves(args))):
             return rewrites.WITH_NUMBERS[func](*args, **kwargs)
         if self._reads_state:
             args, kwargs = self._state_as_numbers(written, args, kwargs)
@@ -151,7 +151,7 @@ class Substitution(TorchFunctionMode):
                 Tensor, lambda t: aligned.get(id(t), t), (args, kwargs)
             )
         tensors = _tensors(args, kwargs)
-        others = [x for x in tensors if not self._is_number(x)]
+        others = [x for x in tensors if not self.is_number(x)]
         has_numbers = len(others) < len(tensors) and not self.in_optimizer
         scalars.check_division(func, args)
         compute = self._with_numbers if has_numbers else self._with_tensors
@@ -161,7 +161,7 @@ class Substitution(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         scalars = self.scalars
-        if func in rewrites.NEW_INSTEAD and self._is_number(args[0]):
+        if func in rewrites.NEW_INSTEAD and self.is_number(args[0]):
             func = rewrites.NEW_INSTEAD[func]
         if scalars.are_all(_tensors(args, kwargs)):
             # Numbers keep their precision until they meet a tensor.
@@ -170,7 +170,7 @@ class Substitution(TorchFunctionMode):
             return scalars.apply(rewrites.OF_NUMBERS.get(func, func), args, kwargs)
         if func in rewrites.WITH_TENSORS and rewrites.has_tensor_number(kwargs):
             return rewrites.WITH_TENSORS[func](*args, **kwargs)
-        if func in rewrites.POSITIONAL and any(map(self._is_number, (*args[1:], *kwargs.values()))):
+        if func in rewrites.POSITIONAL and any(map(self.is_number, (*args[1:], *kwargs.values()))):
             args, kwargs = self._in_dtype_of(args[0], args, kwargs)
             return rewrites.POSITIONAL[func](*args, **kwargs)
         return rewrites.IN_OTHER_WORDS.get(func, func)(*args, **kwargs)
@@ -234,7 +234,7 @@ class Substitution(TorchFunctionMode):
         )
         return changed
 
-    def _is_number(self, value: Any) -> bool:
+    def is_number(self, value: Any) -> bool:
         """Returns whether a value is a tensor that stands for a number."""
         return isinstance(value, Tensor) and self.scalars.rank(value) is not Rank.TENSOR
 
@@ -244,7 +244,7 @@ class Substitution(TorchFunctionMode):
         if not x.is_floating_point():
             return args, kwargs
         changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
-            lambda a: a.to(x.dtype) if self._is_number(a) else a, (args, kwargs)
+            lambda a: a.to(x.dtype) if self.is_number(a) else a, (args, kwargs)
         )
         return changed
 

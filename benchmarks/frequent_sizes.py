@@ -20,7 +20,8 @@ from rich.table import Table
 import dynamo_backends
 import harness
 from dynamo_backends.bench.statistics import compare
-from dynamo_backends.pipeline import background, frequent
+from dynamo_backends.pipeline import background
+from dynamo_backends.pipeline.shapes import frequent
 
 BATCHES = (4, 8)
 OTHERS = (6, 9, 10)

@@ -6,7 +6,14 @@ import pytest
 import sympy
 
 from dynamo_backends.interface.backend import Buckets
-from dynamo_backends.pipeline.bounds import Demand, Rounding, Sizes, named_bounds, round_up, waste
+from dynamo_backends.pipeline.shapes.bounds import (
+    Demand,
+    Rounding,
+    Sizes,
+    named_bounds,
+    round_up,
+    waste,
+)
 
 B, N = sympy.symbols("b n")
 

@@ -24,8 +24,9 @@ from dynamo_backends.interface.errors import CompileError, LoweringError, NotPad
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.protocols import SavesExecutables
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.pipeline import background, compiler_process, compiler_worker, succession
+from dynamo_backends.pipeline import background, compiler_process, compiler_worker
 from dynamo_backends.pipeline.compiler_process import CompilerProcess, Job, answered_error
+from dynamo_backends.pipeline.shapes import shared
 from dynamo_backends.tuning.children import environment
 from tests.backend_checks import usable
 from tests.test_ranges import Counting
@@ -112,7 +113,7 @@ def test_a_later_process_needs_none_to_load(
     for hits in (0, 1):
         torch._dynamo.reset()
         # In one process the second graph would share the first one's program.
-        monkeypatch.setattr(succession, "_ranged", weakref.WeakKeyDictionary())
+        monkeypatch.setattr(shared, "_ranged", weakref.WeakKeyDictionary())
         run = compiled(model, backend, fallback="error")
         with dynamo_backends.record() as reports:
             run(x)

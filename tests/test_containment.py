@@ -257,7 +257,7 @@ def test_the_program_of_the_first_sizes_stays_if_replacing_it_fails(
     name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ):
     backend = dynamo_backends.get_backend(name)
-    stage = at("pipeline.succession.after_compiling", dynamic=dynamic)
+    stage = at("pipeline.shapes.shared.SharedPrograms.note_compiled", dynamic=dynamic)
     stage.plant(Planting(monkeypatch, [backend]))
     reports = agrees(name, stage)
     assert f"replacing the program of the first sizes failed (ZeroDivisionError: {TEXT}" in told(

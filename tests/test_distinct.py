@@ -14,7 +14,7 @@ from dynamo_backends import Backend, Options
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import Size, sizes_of
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.pipeline.distinct import distinct
+from dynamo_backends.pipeline.shapes.ranged import distinct
 from tests.test_ranges import Counting, Ranged
 
 

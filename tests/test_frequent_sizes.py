@@ -15,8 +15,9 @@ from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.graph.sizes import is_ranged
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.report import GraphReport, Served, record
-from dynamo_backends.pipeline import background, frequent
+from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.captured import compile_captured
+from dynamo_backends.pipeline.shapes import frequent
 from tests.test_ranges import Counting, Ranged
 
 SLOW_S, FAST_S = 0.004, 0.0005

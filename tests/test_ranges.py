@@ -91,30 +91,30 @@ def test_one_program_serves_all_sizes(name: str, refused: Collection[str]):
 
 
 def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
-    from dynamo_backends.pipeline import ranges
+    from dynamo_backends.pipeline.shapes import ranged
 
     seen = []
     backend = Counting()
     run = compiled(lambda x, y: x.t() @ x + y + x.shape[0] * 2, backend)
-    original = ranges.RangedPrograms.find
+    original = ranged.RangedPrograms.serving
 
-    def find(self: ranges.RangedPrograms, graph: Graph) -> Any:
+    def serving(self: ranged.RangedPrograms, graph: Graph) -> Any:
         program = original(self, graph)
         seen.append(self.proven is not None)
         return program
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges.RangedPrograms, "find", find)
+        patch.setattr(ranged.RangedPrograms, "serving", serving)
         for rows, columns in ((4, 8), (6, 12), (6, 5), (9, 9), (3, 8)):
             x, y = torch.randn(rows, columns), torch.randn(columns)
             torch.testing.assert_close(run(x, y), x.t() @ x + y + x.shape[0] * 2)
-    assert seen == [False, False, True], "twice as many in both; told apart; then nobody asks"
+    assert seen == [False, True], "twice as many in both; told apart; then nobody asks"
     assert backend.compiled == 1
 
 
 def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     """Two expressions that are always equal are never told apart."""
-    from dynamo_backends.pipeline import buckets, ranges
+    from dynamo_backends.pipeline.shapes import padded, ranged
 
     rows, columns = sympy.symbols("rows columns")
 
@@ -124,10 +124,10 @@ def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     def sized(number: int) -> Any:
         return SimpleNamespace(number=number, module=SimpleNamespace(graph=None))
 
-    monkeypatch.setattr(ranges, "inner_sizes", sizes)
-    monkeypatch.setattr(buckets, "with_distinct_sizes", lambda *_: None)
-    monkeypatch.setattr(ranges, "has_forgotten", lambda graph: False)
-    programs: Any = buckets.PaddedPrograms.__new__(buckets.PaddedPrograms)
+    monkeypatch.setattr(ranged, "inner_sizes", sizes)
+    monkeypatch.setattr(ranged, "with_distinct_sizes", lambda *_: None)
+    monkeypatch.setattr(ranged, "has_forgotten", lambda graph: False)
+    programs: Any = padded.PaddedPrograms.__new__(padded.PaddedPrograms)
     programs._proofs, programs._proven, programs._symbols = {}, "", None
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -190,23 +190,23 @@ def test_what_is_wrong_for_other_sizes_is_found_at_once(caplog: pytest.LogCaptur
 
 
 def test_programs_of_one_number_each_do_not_pile_up():
-    from dynamo_backends.pipeline import ranges
+    from dynamo_backends.pipeline.shapes import ranged
 
-    made: list[ranges.RangedPrograms] = []
-    original = ranges.RangedPrograms.__init__
+    made: list[ranged.RangedPrograms] = []
+    original = ranged.RangedPrograms.__init__
 
-    def note(self: ranges.RangedPrograms, *arguments: Any) -> None:
+    def note(self: ranged.RangedPrograms, *arguments: Any) -> None:
         original(self, *arguments)
         made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges.RangedPrograms, "__init__", note)
+        patch.setattr(ranged.RangedPrograms, "__init__", note)
         run = compiled(
             lambda x: x + torch.full((1,), 12 / x.shape[0]), Counting(), max_executables=3
         )
         for size in range(2, 12):
             assert run(torch.zeros(size)).tolist() == [pytest.approx(12 / size)] * size
-    assert [len(each._candidates) for each in made] == [3]
+    assert [len(each._programs) for each in made] == [3]
 
 
 def test_strides_of_views_may_be_symbols_of_their_own():

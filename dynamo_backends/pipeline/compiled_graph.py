@@ -1,9 +1,10 @@
 """One functional graph: which program serves which sizes, and what runs while there is none."""
 
 import dataclasses
+import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -17,7 +18,6 @@ from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.seeded_draws import seed_draws
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import (
-    Symbols,
     computes_with_sizes,
     is_dynamic,
     shape_key,
@@ -28,23 +28,22 @@ from dynamo_backends.interface import protocols, stages
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
-from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import Compilation, GraphReport, Served
 from dynamo_backends.interface.stance import compiles_nothing
-from dynamo_backends.pipeline import background, succession
+from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
-from dynamo_backends.pipeline.bounds import named_bounds
-from dynamo_backends.pipeline.buckets import Counted, PaddedPrograms
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
-from dynamo_backends.pipeline.distinct import with_distinct_sizes
-from dynamo_backends.pipeline.frequent import FrequentSizes
-from dynamo_backends.pipeline.ranges import Compiled, RangedPrograms
-from dynamo_backends.pipeline.succession import Capture, OfFirstSizes, Shared, Successor
+from dynamo_backends.pipeline.shapes.bounds import named_bounds
+from dynamo_backends.pipeline.shapes.exact import ExactPrograms
+from dynamo_backends.pipeline.shapes.frequent import FrequentSizes
+from dynamo_backends.pipeline.shapes.padded import Counted, PaddedPrograms
+from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
+from dynamo_backends.pipeline.shapes.shared import Capture, SharedPrograms, Successor
+from dynamo_backends.pipeline.shapes.strategy import Compiled, Request, ShapeStrategy
 from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
-from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
@@ -152,29 +151,37 @@ class CompiledGraph:
         self._constants = normalized.constants
         self._options = options
         self._eager = InEager(normalized.graph.module, normalized.constants)
+        waiting = Served("eager while compiling", ())
+        self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
         self._lock = fork_safe_lock()
-        self._programs: LRU[tuple[Any, ...], Compiled] = LRU(options.max_executables)
-        self.ranged = RangedPrograms(options.max_executables, self._with_distinct_sizes)
-        self._padded = self._padded_programs(symbols)
-        self._counted = self._padded.counted if self._padded is not None else LRU(1)
-        self._displaced = 0  # programs of one set of sizes that made room for others
         self._static: Compiled | None = None
         self._is_static = not is_dynamic(self._graph)
         serves_ranges = backend.serves_ranges or not computes_with_sizes(self._graph)
         self._is_ranged = serves_ranges and options.ranges
+        self._exact = ExactPrograms(options, report)
+        self.ranged = RangedPrograms(self._graph, options.max_executables)
+        function = control.compiled_function()
+        capture = Capture(function, backend.name, options, self._graph, self._constants)
+        self._shared = SharedPrograms(self, capture, self._is_ranged, backend.depends_on_ranges)
+        self._padded = self._padded_programs(symbols)
         self._frequent = self._frequent_sizes()
-        waiting = Served("eager while compiling", ())
-        self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
+        self._strategies = self._applicable()
         self._is_published = False
         self._served: list[Served] = []  # of each program, also of those that have left
-        function = control.compiled_function()
-        self._capture = Capture(function, backend.name, options, self._graph, self._constants)
         if self._is_static and not options.is_beside and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
-                self._static = self._compile(self._graph.copy)
+                self._static = self._compile(Request((), (), self._graph.copy))
         publish(report)
         self._is_published = True
+
+    def _applicable(self) -> tuple[ShapeStrategy, ...]:
+        """Returns what may serve sizes without a program of their own, in the order of asking."""
+        if self._is_static:
+            return ()
+        ranged = (self.ranged,) if self._is_ranged else ()
+        padded = () if self._padded is None else (self._padded,)
+        return (*ranged, self._shared, *padded)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
@@ -212,7 +219,7 @@ class CompiledGraph:
         """Has another program run a graph with static shapes, if one of its own does so far."""
         if isinstance(self._static, Program):
             self._static = successor
-            self._programs.clear()
+            self._exact.clear()
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -223,7 +230,7 @@ class CompiledGraph:
 
     def _program(self, args: list[Any]) -> Compiled:
         key = shape_key(args)
-        program = self._programs.get(key) or self._counted.get(key)
+        program = self._known(key)
         if isinstance(program, Counted):
             if program.is_spent and not compiles_nothing():
                 self._submit(key, args)
@@ -239,11 +246,23 @@ class CompiledGraph:
             return self._meanwhile
         if program is None:
             with self._lock, disable_current_modes():
-                program = self._programs.get(key) or self._counted.get(key)
+                program = self._known(key)
                 if program is None:
                     program = self._for_sizes(key, [*args, *self._constants])
                     self._keep(key, program)
         return program
+
+    def _known(self, key: tuple[Any, ...]) -> Compiled | None:
+        """Returns what ran calls of these sizes before."""
+        program = self._exact.get(key)
+        if program is None and self._padded is not None:
+            program = self._padded.counted.get(key)
+        return program
+
+    @property
+    def _is_churning(self) -> bool:
+        is_padded = self._padded is not None and not self._padded.reason
+        return self._exact.is_churning and not is_padded
 
     def _submit(self, key: tuple[Any, ...], args: Sequence[Any]) -> None:
         values = stand_ins(self._graph, [*args, *self._constants])
@@ -269,65 +288,26 @@ class CompiledGraph:
             return
         if self._padded is not None:
             self._padded.replaced(key)
-        if len(self._programs) >= self._options.max_executables and program.served.by == "exact":
-            self._displaced += 1
-            self._note_churning()
-        self._programs.put(key, program)
-
-    @property
-    def _is_churning(self) -> bool:
-        """Whether there are so many sizes that programs leave before they have paid."""
-        is_padded = self._padded is not None and not self._padded.reason
-        too_many = self._displaced >= self._options.max_executables
-        return too_many and not is_padded and self._options.fallback == "eager"
-
-    def _note_churning(self) -> None:
-        most = self._options.max_executables
-        if self._displaced == most and self._is_churning:
-            self.report.note_failure(
-                f"each set of sizes is compiled for itself, and there are more than twice the "
-                f"{most} that are kept (max_executables): others run in eager from now on"
-            )
+        self._exact.put(key, program)
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
-        """Returns a program for new sizes: a padded one, unless these sizes were seen often."""
+        """Returns what runs calls of new sizes."""
         with stages.clocked(stages.StageClock(self.report.stage_seconds)):
-            if key not in self._counted:
-                known = self._of_first_sizes(values)
-                if known is None and self._padded is not None:
-                    known = self._find_padded(self._padded, key, values)
-                if known is not None:
-                    return known
-            return self._compile(lambda: specialize(self._graph, values, self._is_ranged))
+            make = functools.partial(specialize, self._graph, values, self._is_ranged)
+            return self._compile(Request(key, values, make))
 
-    def _of_first_sizes(self, values: Sequence[Any]) -> Compiled | None:
-        """The program of the graph that Dynamo captured for these sizes alone; None: there is none.
-
-        Where programs serve ranges, it is replaced instead (see `succession.after_compiling`).
-        """
-        if self._is_static or self._is_ranged:
-            return None
-
-        def specialized() -> Graph:
-            graph = specialize(self._graph, values)
-            PASSES(graph)
-            return graph
-
-        start = time.perf_counter()
-        with done_without(self.report, "looking for the program of the first sizes"):
-            found = succession.of_first_sizes(self._capture, values, specialized)
-            if found is None:
-                return None
-            program, report = found
-            if not self._served:
-                self.report.describe_as(report)
-            shapes = describe_shapes(specialize(self._graph, values), self.report.inputs)
-            program.also_reports_to(self.report)
-            served = self._note_shared("exact", shapes, start)
-            given = enumerate(self._graph.placeholders[: len(values) - len(self._constants)])
-            tensors = [i for i, place in given if isinstance(place.meta["val"], Tensor)]
-            return OfFirstSizes(program, served, tensors)
-        return None
+    def _compile(self, request: Request) -> Compiled:
+        """Returns the program of the first strategy that has one, or a new one; else eager."""
+        try:
+            for strategy in self._strategies:
+                program = strategy.find(request)
+                if program is not None:
+                    return program
+            return self._built(request.graph)
+        except Exception as error:
+            module, what = self._graph.module, "compiling the graph"
+            in_eager(self._eager, module, self.report, self._options, error, what)
+            return self._eager
 
     def _frequent_sizes(self) -> FrequentSizes | None:
         """Sizes that get executables of their own though one serves all; None: none do."""
@@ -369,64 +349,24 @@ class CompiledGraph:
             return None
         named = named_bounds(rule.named, symbols)
         most, build = options.max_executables, self._build_padded
-        return PaddedPrograms(self._graph, rule, named, most, build)
-
-    def _find_padded(
-        self, programs: PaddedPrograms, key: tuple[Any, ...], values: Sequence[Any]
-    ) -> Compiled | None:
-        try:
-            found = programs.find(key, values)
-        except Exception as error:  # these sizes are compiled exactly, and what fails there counts
-            log.debug("no program could be padded", exc_info=True)
-            programs.reason = brief_error(error)
-            found = None
-        if programs.reason and not self.report.exact:
-            self.report.exact = programs.reason
-            log.info("%s: sizes are not padded: %s", self._backend.name, programs.reason)
-        return found
+        return PaddedPrograms(self._graph, rule, named, most, build, self.report)
 
     def _build_padded(self, graph: Graph) -> Program | None:
         program, serves_range = self._build(graph, padded=True)
         return program if serves_range else None
 
-    def _compile(self, make: Callable[[], Graph]) -> Compiled:
-        """What runs a copy of the graph, for concrete sizes; what fails is left to eager."""
-        try:
-            with stages.stage(stages.PASSES):
-                graph = make()
-                PASSES(graph)
-            return self.ranged.find(graph) or self._shared(graph) or self._built(graph)
-        except Exception as error:
-            module, what = self._graph.module, "compiling the graph"
-            in_eager(self._eager, module, self.report, self._options, error, what)
-            return self._eager
-
-    def _with_distinct_sizes(self, graph: Graph, still: Collection[Any]) -> Graph | None:
-        return with_distinct_sizes(Symbols(self._graph), graph, still)
-
-    def _shared(self, graph: Graph) -> Compiled | None:
-        """The program of another captured graph of the same function; None: none is right for it.
-
-        Args:
-            graph: After all passes.
-        """
-        if self._is_static or not self._is_ranged or self._backend.depends_on_ranges:
-            return None
-        start = time.perf_counter()
-        found = succession.of_another_range(self, self._capture, graph)
-        if found is None:
-            return None
-        program, report = found
-        self.report.describe_as(report)
-        shapes = describe_shapes(graph, self.report.inputs, ranged=True)
-        shared = Shared(program, self._note_shared("ranged", shapes, start))
+    def take_over(
+        self,
+        program: Program,
+        report: GraphReport,
+        by: Literal["ranged", "exact"],
+        shapes: tuple[str, ...],
+        start: float,
+    ) -> Served:
+        """See `shared.Owner.take_over`."""
+        if not self._served:
+            self.report.describe_as(report)
         program.also_reports_to(self.report)
-        program.verify_again()
-        self.ranged.add(shared, graph)
-        return shared
-
-    def _note_shared(self, by: ServedBy, shapes: tuple[str, ...], start: float) -> Served:
-        """Notes that a program of another graph serves this one from now on."""
         made = self._record(shapes, (self.report.executables, self.report.cache_hits), start)
         served = Served(by, shapes, 0, 0, made.seconds)
         self._served.append(served)
@@ -438,7 +378,7 @@ class CompiledGraph:
             self.ranged.add(program, graph)
         if self._is_ranged or self._is_static:
             with done_without(self.report, "replacing the program of the first sizes"):
-                succession.after_compiling(self, self._capture, graph, serves_range)
+                self._shared.note_compiled(graph, serves_range)
         return program
 
     def _build(self, graph: Graph, padded: bool = False) -> tuple[Program, bool]:

@@ -14,7 +14,8 @@ import dynamo_backends
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import NotPaddedError, OptionError
 from dynamo_backends.interface.report import record
-from dynamo_backends.pipeline import background, buckets
+from dynamo_backends.pipeline import background
+from dynamo_backends.pipeline.shapes import padded as padding
 from tests.xla.test_padded import agree, compiled, many_recompilations, varying
 
 __all__ = ["many_recompilations"]
@@ -125,7 +126,7 @@ def test_padding_that_takes_less_than_compiling_is_borne(
         wide.program.served.seconds = 0.0  # so long it took to compile
         called(run, fn, (7, 30))
         assert not jobs, "it was on disk"
-        monkeypatch.setattr(buckets, "COMPILATION_S", 0.0)
+        monkeypatch.setattr(padding, "COMPILATION_S", 0.0)
         called(run, fn, (7, 30))
         assert done(jobs) == 1
         called(run, fn, (7, 30))
@@ -298,7 +299,7 @@ def test_an_error_of_the_first_program_makes_the_graph_exact(monkeypatch: pytest
     def refusing(self: Any, mark: str, bounds: Any) -> None:
         raise NotPaddedError("aten.relu", "of no reason")
 
-    monkeypatch.setattr(buckets.PaddedPrograms, "_made", refusing)
+    monkeypatch.setattr(padding.PaddedPrograms, "_made", refusing)
     with record() as reports:
         run = compiled(fn)
         called(run, fn, (5, 7))

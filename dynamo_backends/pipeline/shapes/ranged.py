@@ -7,51 +7,39 @@ for each new set of sizes until those seen tell every two expressions of the gra
 on all sizes that Dynamo's guards allow are the program's.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+import functools
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import sympy
 
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
+from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.sizes import inner_sizes
-from dynamo_backends.interface.report import Served
+from dynamo_backends.graph.specialize import Symbols
+from dynamo_backends.graph.symbols import symbol_ranges, symbol_values
+from dynamo_backends.pipeline.shapes.strategy import Comparable, Compiled, Request
 from dynamo_backends.runtime.lru import LRU
+
+log = logging.getLogger("dynamo_backends")
 
 STILL = 3
 """After so many different sets of sizes what was the same in all of them may be so for ever."""
-
-Distinct = Callable[[Graph, Collection[Any]], Graph | None]
-"""See `distinct.with_distinct_sizes`."""
-
-
-class Compiled(Protocol):
-    """Runs a graph."""
-
-    @property
-    def served(self) -> Served:
-        """Counts its calls."""
-        ...
-
-    def __call__(self, args: list[Any], /) -> Sequence[Any]:
-        """Runs it; clears the list of arguments."""
-        ...
-
-
-class Comparable(Compiled, Protocol):
-    """What runs a graph, and is compared with eager."""
-
-    def verify_again(self) -> None:
-        """See `Program.verify_again`."""
 
 
 class Proof:
     """Sizes for which the passes make the same graph.
 
     Args:
+        symbols: Of the captured graph.
         graph: After all passes, for the first sizes.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, symbols: Symbols, graph: Graph):
+        self._symbols = symbols
         self._examples: list[dict[Any, int]] = []
         self._has_forgotten = has_forgotten(graph.module.graph)
         self._tried: set[bool] = set()  # with sizes that were always the same, and without
@@ -68,7 +56,7 @@ class Proof:
         seen = self._seen()
         return not self._has_forgotten and _have_varied(seen) and len(set(seen)) == len(seen)
 
-    def complete(self, mark: str, distinct: Callable[[Collection[Any]], Graph | None]) -> None:
+    def complete(self, mark: str, graph: Graph) -> None:
         """Tells apart what calls do not; tried once for each of two reasons.
 
         Expressions vary, but always alike; or some are the same in all calls, such as the batch of
@@ -76,8 +64,7 @@ class Proof:
 
         Args:
             mark: Fingerprint of the graphs.
-            distinct: Makes one for sizes that differ, and that are others than a call's where they
-                have these symbols, after all passes; None: there is none.
+            graph: For the sizes of a call, after all passes.
         """
         values = self._values()
         still = {s for e, v in values.items() if len(set(v)) == 1 for s in e.free_symbols}
@@ -87,9 +74,9 @@ class Proof:
         if self._has_forgotten or bool(still) in self._tried or not needed:
             return
         self._tried.add(bool(still))
-        graph = distinct(still)
-        if graph is not None and fingerprint(graph, ranged=True) == mark:
-            self.add(graph)
+        other = with_distinct_sizes(self._symbols, graph, still)
+        if other is not None and fingerprint(other, ranged=True) == mark:
+            self.add(other)
 
     def _seen(self) -> list[tuple[int, ...]]:
         return list(self._values().values())
@@ -106,47 +93,54 @@ def _have_varied(seen: Sequence[tuple[int, ...]]) -> bool:
     return all(len(set(values)) > 1 for values in seen)
 
 
-class Ranged(Proof):
+class RangedProgram:
     """A program, and the sizes for which it is known to be right.
 
     Args:
         program: All of whose executables serve a range.
-        graph: After all passes, for the sizes that it was compiled for.
+        proof: Has the sizes that it was compiled for.
     """
 
-    def __init__(self, program: Comparable, graph: Graph):
-        super().__init__(graph)
+    def __init__(self, program: Comparable, proof: Proof):
         self.program = program
-        self.mark = fingerprint(graph, ranged=True)
+        self.proof = proof
 
 
 class RangedPrograms:
     """The programs of one captured graph that serve ranges.
 
     Args:
+        graph: The captured graph, with symbolic shapes.
         most: So many are kept, those that were found or made last.
-        distinct: See `distinct.with_distinct_sizes`.
 
     Attributes:
         proven: The program for all sizes, once there is one.
     """
 
-    def __init__(self, most: int, distinct: Distinct) -> None:
+    def __init__(self, graph: Graph, most: int) -> None:
         self.proven: Compiled | None = None
-        self._distinct = distinct
-        self._candidates: LRU[str, Ranged] = LRU(most)
+        self._graph = graph
+        self._programs: LRU[str, RangedProgram] = LRU(most)
+
+    @functools.cached_property
+    def _symbols(self) -> Symbols:
+        return Symbols(self._graph)
 
     def add(self, program: Comparable, graph: Graph) -> None:
         """Notes a program that was compiled for the sizes of a graph."""
-        made = Ranged(program, graph)
-        self._candidates.put(made.mark, made)
+        made = RangedProgram(program, Proof(self._symbols, graph))
+        self._programs.put(fingerprint(graph, ranged=True), made)
 
     def existing(self, mark: str) -> Comparable | None:
         """Returns the program of a graph with this fingerprint; None: there is none."""
-        found = self._candidates.get(mark)
+        found = self._programs.get(mark)
         return found.program if found is not None else None
 
-    def find(self, graph: Graph) -> Comparable | None:
+    def find(self, request: Request) -> Comparable | None:
+        """Returns the program that is right for other sizes, too; None: there is none yet."""
+        return self.serving(request.graph) if len(self._programs) else None
+
+    def serving(self, graph: Graph) -> Comparable | None:
         """Returns the program that is right for a graph of other sizes; None: there is none yet.
 
         Its next call is verified as its first one was.
@@ -154,14 +148,70 @@ class RangedPrograms:
         Args:
             graph: After all passes.
         """
-        if not len(self._candidates):
-            return None
-        found = self._candidates.get(fingerprint(graph, ranged=True))
+        mark = fingerprint(graph, ranged=True)
+        found = self._programs.get(mark)
         if found is None:
             return None
-        found.add(graph)
-        found.complete(found.mark, lambda still: self._distinct(graph, still))
+        found.proof.add(graph)
+        found.proof.complete(mark, graph)
         found.program.verify_again()
-        if found.is_proven:
+        if found.proof.is_proven:
             self.proven = found.program
         return found.program
+
+
+def with_distinct_sizes(
+    symbols: Symbols, graph: Graph, still: Collection[Any] = ()
+) -> Graph | None:
+    """Returns a graph for sizes of which no two symbols have the same, after all passes.
+
+    The caches of two layers are as long as each other in every call, and yet two sizes.
+
+    Args:
+        symbols: Of the captured graph.
+        graph: Specialised from it, for sizes of a call.
+        still: Symbols that have other values than in the call.
+
+    Returns:
+        None: there are no such sizes within the guards, or the passes take none.
+    """
+    ranges = symbol_ranges(graph.placeholders)
+    sizes = distinct(symbol_values(graph.placeholders), ranges, still)
+    if sizes is None:
+        return None
+    try:
+        other = symbols.specialized(symbols.arguments(sizes))
+        PASSES(other)
+    except Exception:
+        log.debug("sizes are not told apart", exc_info=True)
+        return None
+    return other
+
+
+def distinct(
+    sizes: Mapping[sympy.Expr, int],
+    ranges: Mapping[sympy.Expr, tuple[int, int | None]],
+    still: Collection[Any] = (),
+) -> dict[sympy.Symbol, int] | None:
+    """Values of symbols near those of a call, all of them different.
+
+    Args:
+        sizes: The values of a call.
+        ranges: The least and the largest value of some of them; None: there is no largest.
+        still: Symbols that get other values than these.
+
+    Returns:
+        None: there are none, or the symbols' values do not follow from the sizes.
+    """
+    found: dict[sympy.Symbol, int] = {}
+    for symbol, size in sizes.items():
+        lower, upper = ranges.get(symbol, (size, size))
+        above = range(size, size + len(sizes) + 1)
+        below = range(size - 1, max(lower, size - len(sizes) - 1) - 1, -1)
+        allowed = [n for n in (*above, *below) if lower <= n and (upper is None or n <= upper)]
+        taken = {*found.values(), *([size] if symbol in still else [])}
+        free = [n for n in allowed if n not in taken]
+        if not symbol.is_Symbol or not free:
+            return None
+        found[symbol] = free[0]
+    return found

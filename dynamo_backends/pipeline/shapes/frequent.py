@@ -21,8 +21,8 @@ from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.graph.specialize import shape_key
 from dynamo_backends.interface.report import Served
 from dynamo_backends.interface.stance import compiles_nothing
-from dynamo_backends.pipeline.buckets import COMPILATION_S, KNOWN
-from dynamo_backends.pipeline.ranges import Compiled
+from dynamo_backends.pipeline.shapes.padded import COMPILATION_S, KNOWN
+from dynamo_backends.pipeline.shapes.strategy import Compiled
 from dynamo_backends.runtime.lru import LRU
 
 GAIN = 0.15

@@ -13,10 +13,11 @@ convolution below a batch of 16. If the passes make the same graph of it, the pr
 """
 
 import logging
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -27,9 +28,12 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.sizes import is_ranged, without_numbers
 from dynamo_backends.graph.specialize import complete, specialize
+from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport, Served
-from dynamo_backends.pipeline.ranges import Comparable, RangedPrograms
+from dynamo_backends.pipeline.description import describe_shapes
+from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
+from dynamo_backends.pipeline.shapes.strategy import Comparable, Compiled, Request
 from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.runtime.program import Program
 
@@ -120,8 +124,26 @@ class Owner(Protocol):
     def hand_over(self, successor: Successor) -> None:
         """Runs the successor from now on, if the graph is for one set of sizes."""
 
+    def take_over(
+        self,
+        program: Program,
+        report: GraphReport,
+        by: Literal["ranged", "exact"],
+        shapes: tuple[str, ...],
+        start: float,
+    ) -> Served:
+        """Notes that the program of another graph serves this one from now on.
 
-class Shared:
+        Args:
+            program: The program.
+            report: Of the graph that it was compiled for.
+            by: How it serves sizes.
+            shapes: Of what it serves (see `describe_shapes`).
+            start: When it was first looked for, by `time.perf_counter()`.
+        """
+
+
+class SharedProgram:
     """Runs a graph by the program of another range of the same function.
 
     Args:
@@ -142,7 +164,7 @@ class Shared:
         return self._program(args)
 
 
-class OfFirstSizes:
+class ProgramOfFirstSizes:
     """Runs a graph with symbols, for one set of sizes, by the program of a graph without.
 
     Args:
@@ -163,63 +185,112 @@ class OfFirstSizes:
         return self._program(values)
 
 
-_known: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
+_static: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
 _ranged: weakref.WeakKeyDictionary[Owner, Capture] = weakref.WeakKeyDictionary()
 _lock = fork_safe_lock()
 
 
-def after_compiling(owner: Owner, capture: Capture, graph: Graph, serves_range: bool) -> None:
-    """Notes a graph for one set of sizes, or gives the calls of such graphs to one with symbols.
+class SharedPrograms:
+    """Programs that the graph of one capture of a function shares with those of others.
 
     Args:
-        owner: Of the program that was compiled; what is noted of it is forgotten with it.
-        capture: What it is of.
-        graph: What was compiled, after all passes.
-        serves_range: The program is one of those of the owner that serve ranges.
+        owner: Of the programs of this graph; what is noted of it is forgotten with it.
+        capture: This graph.
+        is_ranged: Whether programs of it serve ranges.
+        depends_on_ranges: See `Backend.depends_on_ranges`.
     """
-    if not serves_range:
-        if not is_ranged(graph.module.graph):
-            with _lock:
-                _known[owner] = replace(capture, mark=fingerprint(graph))
-        return
-    with _lock:
-        _ranged[owner] = capture
-        earlier = [pair for pair in _known.items() if pair[1].is_of_same_function(capture)]
-    for before, static in earlier:
-        successor = _successor(capture, static, owner.ranged.find)
-        if successor is not None:
-            log.info("a program for a range takes the calls of the first sizes")
-            before.hand_over(successor)
-            with _lock:
-                _known.pop(before, None)
 
+    def __init__(self, owner: Owner, capture: Capture, is_ranged: bool, depends_on_ranges: bool):
+        self._owner = owner
+        self._capture = capture
+        self._is_ranged = is_ranged
+        self._depends_on_ranges = depends_on_ranges
 
-def of_first_sizes(
-    capture: Capture, values: Sequence[Any], specialized: Callable[[], Graph]
-) -> tuple[Program, GraphReport] | None:
-    """The program that the same function was given when it was captured for some sizes alone.
+    def find(self, request: Request) -> Compiled | None:
+        """Returns a program of the same function, captured for other sizes; None: none is right.
 
-    Args:
-        capture: Of a graph with symbols.
-        values: One per placeholder of it.
-        specialized: Makes the graph for these sizes, after all passes.
+        Of a graph with symbols only.
+        """
+        start = time.perf_counter()
+        if self._is_ranged:
+            return None if self._depends_on_ranges else self._of_another_range(request.graph, start)
+        with done_without(self._owner.report, "looking for the program of the first sizes"):
+            return self._of_first_sizes(request, start)
+        return None
 
-    Returns:
-        The program, and the report of its graph; None: there is none.
-    """
-    shapes = [v.shape for v in values if isinstance(v, Tensor)]
-    with _lock:
-        earlier = [
-            (owner.static_program, owner.report, static.mark)
-            for owner, static in _known.items()
-            if static.is_of_same_function(capture) and _shapes(static.graph) == shapes
-        ]
-    mark = fingerprint(without_numbers(specialized())) if earlier else ""
-    for program, report, known in earlier:
-        if known == mark and isinstance(program, Program) and not report.events:
-            log.info("sizes that come again keep the program that was made of them alone")
-            return program, report
-    return None
+    def _of_first_sizes(self, request: Request, start: float) -> Compiled | None:
+        """Returns the program that the function was given when captured for these sizes alone.
+
+        Where programs serve ranges, it is replaced instead (see `note_compiled`).
+        """
+        values = request.values
+        shapes = [v.shape for v in values if isinstance(v, Tensor)]
+        with _lock:
+            earlier = [
+                (owner.static_program, owner.report, static.mark)
+                for owner, static in _static.items()
+                if static.is_of_same_function(self._capture) and _shapes(static.graph) == shapes
+            ]
+        mark = fingerprint(without_numbers(request.graph)) if earlier else ""
+        for program, report, known in earlier:
+            if known == mark and isinstance(program, Program) and not report.events:
+                log.info("sizes that come again keep the program that was made of them alone")
+                text = describe_shapes(request.graph, self._owner.report.inputs)
+                served = self._owner.take_over(program, report, "exact", text, start)
+                given = values[: len(values) - len(self._capture.constants)]
+                tensors = [i for i, value in enumerate(given) if isinstance(value, Tensor)]
+                return ProgramOfFirstSizes(program, served, tensors)
+        return None
+
+    def _of_another_range(self, graph: Graph, start: float) -> Compiled | None:
+        """Returns a program for another range of sizes that is right for a graph, too.
+
+        Args:
+            graph: For the sizes of a call, after all passes.
+            start: See `Owner.take_over`.
+        """
+        with _lock:
+            others = [
+                (other.report, other.ranged)
+                for other, earlier in _ranged.items()
+                if other is not self._owner and earlier.is_of_same_function(self._capture)
+            ]
+        mark = fingerprint(graph, ranged=True) if others else ""
+        for report, programs in others:
+            program = programs.existing(mark)
+            if isinstance(program, Program) and not report.events:
+                log.info("a program for a range is shared with sizes that were captured apart")
+                text = describe_shapes(graph, self._owner.report.inputs, ranged=True)
+                served = self._owner.take_over(program, report, "ranged", text, start)
+                shared = SharedProgram(program, served)
+                shared.verify_again()
+                self._owner.ranged.add(shared, graph)
+                return shared
+        return None
+
+    def note_compiled(self, graph: Graph, serves_range: bool) -> None:
+        """Notes a graph for one set of sizes, or gives calls of such graphs to one with symbols.
+
+        Args:
+            graph: What was compiled, after all passes.
+            serves_range: The program is one of those of the owner that serve ranges.
+        """
+        owner, capture = self._owner, self._capture
+        if not serves_range:
+            if not is_ranged(graph.module.graph):
+                with _lock:
+                    _static[owner] = replace(capture, mark=fingerprint(graph))
+            return
+        with _lock:
+            _ranged[owner] = capture
+            earlier = [pair for pair in _static.items() if pair[1].is_of_same_function(capture)]
+        for before, static in earlier:
+            successor = _successor(capture, static, owner.ranged)
+            if successor is not None:
+                log.info("a program for a range takes the calls of the first sizes")
+                before.hand_over(successor)
+                with _lock:
+                    _static.pop(before, None)
 
 
 def _shapes(graph: Graph) -> list[torch.Size]:
@@ -227,37 +298,7 @@ def _shapes(graph: Graph) -> list[torch.Size]:
     return [v.shape for v in given if isinstance(v, Tensor)]
 
 
-def of_another_range(
-    owner: Owner, capture: Capture, graph: Graph
-) -> tuple[Program, GraphReport] | None:
-    """A program of the same function for another range of sizes that is right for a graph, too.
-
-    Args:
-        owner: Of the graph, which is given a program.
-        capture: What it is of.
-        graph: From one with symbols, after all passes.
-
-    Returns:
-        The program, and the report of the graph that it was compiled for; None: there is none.
-    """
-    with _lock:
-        others = [
-            (other.report, other.ranged)
-            for other, earlier in _ranged.items()
-            if other is not owner and earlier.is_of_same_function(capture)
-        ]
-    mark = fingerprint(graph, ranged=True) if others else ""
-    for report, programs in others:
-        program = programs.existing(mark)
-        if isinstance(program, Program) and not report.events:
-            log.info("a program for a range is shared with sizes that were captured apart")
-            return program, report
-    return None
-
-
-def _successor(
-    capture: Capture, static: Capture, find: Callable[[Graph], Comparable | None]
-) -> Successor | None:
+def _successor(capture: Capture, static: Capture, programs: RangedPrograms) -> Successor | None:
     given = [place.meta["val"] for place in static.graph.placeholders]
     values = complete(capture.graph, given)
     if values is None:
@@ -270,7 +311,7 @@ def _successor(
         return None
     if fingerprint(without_numbers(graph)) != static.mark:
         return None
-    program = find(graph)
+    program = programs.serving(graph)
     if program is None:
         return None
     count = len(values) - len(capture.constants)

@@ -2,7 +2,7 @@
 
 A backend that compiles static shapes only may pad inputs (`PadsShapes.buckets`). Then a program is
 compiled for bounds. It is right for smaller sizes if the passes make the same graph for them,
-expression by expression (see `ranges`): nothing was decided because of the bounds.
+expression by expression (see `ranged`): nothing was decided because of the bounds.
 
 A call waits for a compilation only if no program serves it. That program is a wide one; narrower
 ones for the sizes that calls have are compiled beside them, and then take over.
@@ -23,12 +23,12 @@ from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.sizes import cap
 from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.interface.backend import Buckets
-from dynamo_backends.interface.errors import NotPaddedError
-from dynamo_backends.interface.report import Served
+from dynamo_backends.interface.errors import NotPaddedError, brief_error
+from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.pipeline import background
-from dynamo_backends.pipeline.bounds import Demand, Rounding, Sizes, positions, waste
-from dynamo_backends.pipeline.distinct import with_distinct_sizes
-from dynamo_backends.pipeline.ranges import Proof
+from dynamo_backends.pipeline.shapes.bounds import Demand, Rounding, Sizes, positions, waste
+from dynamo_backends.pipeline.shapes.ranged import Proof
+from dynamo_backends.pipeline.shapes.strategy import Request
 from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.runtime.program import Program
 
@@ -155,6 +155,7 @@ class PaddedPrograms:
             that was used least recently leaves.
         build: Makes a program of a graph that was specialised at bounds; None: its parts do not
             serve smaller sizes.
+        report: Of the graph; told why no program can be padded.
 
     Attributes:
         reason: Why no program of this graph can be padded; empty if one can, as far as is known.
@@ -170,8 +171,10 @@ class PaddedPrograms:
         named: Mapping[str, Sequence[int]],
         most: int,
         build: Callable[[Graph], Program | None],
+        report: GraphReport,
     ):
         self.reason = ""
+        self._report = report
         self.counted: LRU[Hashable, Counted] = LRU(KNOWN)
         self.version = 0
         self.is_narrowing = False
@@ -195,17 +198,28 @@ class PaddedPrograms:
         found = self.narrowest(self._proven, sizes) if self._proven else None
         return None if found is None else found.program
 
-    def find(self, key: Hashable, values: Sequence[Any]) -> Counted | None:
+    def find(self, request: Request) -> Counted | None:
         """Returns what runs calls of some sizes; None: they need an executable of their own.
 
-        Args:
-            key: What the caller calls these sizes.
-            values: One per placeholder of the graph.
+        Compiles a wide program if there is none that serves them.
         """
+        if request.key in self.counted:  # padded until that cost too much
+            return None
+        try:
+            found = self._find(request)
+        except Exception as error:  # these sizes are compiled exactly, and what fails there counts
+            log.debug("no program could be padded", exc_info=True)
+            self.reason, found = brief_error(error), None
+        if self.reason and not self._report.exact:
+            self._report.exact = self.reason
+            log.info("%s: sizes are not padded: %s", self._report.backend, self.reason)
+        return found
+
+    def _find(self, request: Request) -> Counted | None:
         if self.reason:
             return None
-        sizes = self._sizes(values)
-        mark = self._proven or self._proving(values)
+        sizes = self._sizes(request.values)
+        mark = self._proven or self._proving(request.values)
         if self.reason:
             return None
         self._demand.note(sizes)
@@ -215,7 +229,7 @@ class PaddedPrograms:
         if not self._demand.is_met(found.bounds, sizes):
             self._ask_for_narrower(mark)
         counted = Counted(self, found, sizes, self._rule.exact_after)
-        self.counted.put(key, counted)
+        self.counted.put(request.key, counted)
         return counted
 
     @property
@@ -263,11 +277,11 @@ class PaddedPrograms:
 
     def _note(self, mark: str, graph: Graph) -> None:
         """Notes sizes for which the passes make a graph of that fingerprint."""
-        made = Proof(graph)
+        made = Proof(self._symbols, graph)
         proof = self._proofs.setdefault(mark, made)  # programs are made beside the calls
         if proof is not made:
             proof.add(graph)
-        proof.complete(mark, lambda still: with_distinct_sizes(self._symbols, graph, still))
+        proof.complete(mark, graph)
         if proof.is_proven:
             self._proven = mark
 

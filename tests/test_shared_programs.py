@@ -14,9 +14,9 @@ import dynamo_backends
 from dynamo_backends import Executable, Options
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.pipeline import succession
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.pipeline.succession import Successor
+from dynamo_backends.pipeline.shapes import shared
+from dynamo_backends.pipeline.shapes.shared import Successor
 from tests.backend_checks import usable
 from tests.test_ranges import Counting, rows_compared
 
@@ -180,7 +180,7 @@ def test_constants_are_compared():
     ],
 )
 def test_constants_are_equal_bit_by_bit(first: Any, second: Any, are_equal: bool):
-    assert succession._equal(torch.tensor(first), torch.tensor(second)) == are_equal
+    assert shared._equal(torch.tensor(first), torch.tensor(second)) == are_equal
 
 
 @pytest.mark.parametrize("name", ["onnxrt", "ov"])

@@ -1,0 +1,1 @@
+"""Which program of a captured graph serves which sizes."""

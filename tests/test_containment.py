@@ -96,7 +96,7 @@ class Planting:
 
         passes = [replace(p, run=half) if p.name == name else p for p in PASSES.passes]
         sequence = PassSequence(passes, PASSES.given)
-        self._monkeypatch.setattr("dynamo_backends.pipeline.compiled_graph.PASSES", sequence)
+        self._monkeypatch.setattr("dynamo_backends.pipeline.shapes.strategy.PASSES", sequence)
 
     def executables(self, calls: int = 99, *fails: str) -> None:
         """Compiled code is a double that fails."""

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import types
 import typing
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -47,8 +48,6 @@ class Options:
             used least recently leaves.
         ranges: With dynamic shapes: one executable serves all sizes, where the backend can make
             such a one. False: every set of concrete shapes is compiled for itself.
-        specialize: Where one executable serves all sizes: those on which much time is spent get one
-            of their own, compiled beside the calls, if that is at least 15% faster.
         while_compiling: What a call does for whose sizes there is no program yet. "wait" compiles
             one first; "eager" runs in eager while it is compiled beside the calls, and later calls
             use the program (see docs/shapes.md). Without effect on `autotune` and `compile_step`,
@@ -66,7 +65,6 @@ class Options:
     fragmented: Literal["eager", "inductor", "keep"] = "eager"
     max_executables: int = 16
     ranges: bool = True
-    specialize: bool = True
     while_compiling: Literal["wait", "eager"] = "wait"
     partitioner: Literal["default", "min_cut"] = "default"
 
@@ -160,6 +158,7 @@ class Options:
         """
         hints = typing.get_type_hints(cls)
         valid = [field.name for field in dataclasses.fields(cls)]
+        given = _without_former(given, backend)
         for name, value in given.items():
             if name not in valid:
                 hint = did_you_mean(str(name), valid)
@@ -201,6 +200,22 @@ class Options:
             from dynamo_backends.interface.operator_names import check_names
 
             check_names(self.keep_in_eager, "keep_in_eager", backend)
+
+
+FORMER_OPTIONS = {"specialize": "frequent sizes get no executables of their own any more"}
+"""Options of the version before, which are accepted and ignored, with the reason."""
+
+
+def _without_former(given: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    """Returns the options that still have an effect; warns of others."""
+    for name in FORMER_OPTIONS.keys() & given.keys():
+        warnings.warn(
+            f"the option {name!r} of {backend} has no effect: {FORMER_OPTIONS[name]}. Remove it; "
+            "the next version does not know it.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return {name: value for name, value in given.items() if name not in FORMER_OPTIONS}
 
 
 def _matches(value: Any, hint: Any) -> bool:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor, fx
@@ -16,7 +16,6 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.seeded_draws import seed_draws
-from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.specialize import (
     computes_with_sizes,
     is_dynamic,
@@ -37,7 +36,6 @@ from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
 from dynamo_backends.pipeline.shapes.bounds import named_bounds
 from dynamo_backends.pipeline.shapes.exact import ExactPrograms
-from dynamo_backends.pipeline.shapes.frequent import FrequentSizes
 from dynamo_backends.pipeline.shapes.padded import Counted, PaddedPrograms
 from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
 from dynamo_backends.pipeline.shapes.shared import Capture, SharedPrograms, Successor
@@ -164,7 +162,6 @@ class CompiledGraph:
         capture = Capture(function, backend.name, options, self._graph, self._constants)
         self._shared = SharedPrograms(self, capture, self._is_ranged, backend.depends_on_ranges)
         self._padded = self._padded_programs(symbols)
-        self._frequent = self._frequent_sizes()
         self._strategies = self._applicable()
         self._is_published = False
         self._served: list[Served] = []  # of each program, also of those that have left
@@ -191,16 +188,13 @@ class CompiledGraph:
         compiled = self.ranged.proven
         if compiled is None:
             compiled = self._program(args)
-        elif self._frequent is not None:
-            compiled = self._frequent.choose(compiled, args)
         compiled.served.calls += 1
         return compiled(args)
 
     @property
     def compiles_beside(self) -> bool:
         """Whether anything of it may be compiled while it is called."""
-        beside = self._padded, self._frequent
-        return self._options.is_beside or any(x is not None for x in beside)
+        return self._options.is_beside or self._padded is not None
 
     @property
     def static_program(self) -> Any:
@@ -308,39 +302,6 @@ class CompiledGraph:
             module, what = self._graph.module, "compiling the graph"
             in_eager(self._eager, module, self.report, self._options, error, what)
             return self._eager
-
-    def _frequent_sizes(self) -> FrequentSizes | None:
-        """Sizes that get executables of their own though one serves all; None: none do."""
-        options, graph = self._options, self._graph
-        is_wanted = options.specialize and options.ranges and self._backend.serves_ranges
-        values = (place.meta.get("val") for place in graph.placeholders)
-        is_on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
-        if not (is_wanted and is_on_cpu and computes_with_sizes(graph)):
-            return None
-        sizes = FrequentSizes(graph, options.max_executables, self._submit_exact)
-        return None if sizes.is_over else sizes
-
-    def _submit_exact(self, key: Hashable, args: Sequence[Any]) -> bool:
-        values = stand_ins(self._graph, [*args, *self._constants])
-        job = lambda graph: graph._compile_exact(key, values)  # noqa: E731
-        return background.submit((key, "exact"), job, owner=self)
-
-    def _compile_exact(self, key: Hashable, values: Sequence[Any]) -> None:
-        """Compiles for sizes that a program for all serves so far, beside the calls."""
-        frequent, program = self._frequent, self.ranged.proven
-        assert frequent is not None and program is not None, "who asked"
-        start = time.thread_time()  # while calls run it waits
-        try:
-            with disable_current_modes():
-                graph = specialize(self._graph, values)
-                PASSES(graph)
-                exact, _ = self._build(graph)
-                exact.prepare(values)
-        except Exception:  # the program for all goes on
-            log.debug("no executable for sizes that come often", exc_info=True)
-            frequent.failed(key)
-        else:
-            frequent.add(key, exact, program, time.thread_time() - start)
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
         options = self._options

@@ -100,11 +100,6 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
          "classic/bert/600": {"speedup": 2.0, "first_call_s": 80.0, "chosen": ["onnxrt"]}},
         ["bert", "1.50 (21)", "2.00 (80)", "onnxrt"],
     ),
-    "frequent_sizes": (
-        [{"batch": 4, "stays": True,
-          "seconds": {"eager": 0.03, "for all": 0.02, "specialized": 0.01}}],
-        ["4", "30.0", "20.0", "10.0", "yes"],
-    ),
     "while_compiling": (
         [{"backend": "ov", "pause_ms": 20.0, "alone_ms": [10.0, 20.0],
           "during_ms": [15.0, 20.0, 90.0], "calls": 30, "over": 2, "alone_calls": 40,

@@ -43,3 +43,9 @@ def test_nothing_inside_of_an_option_is(value: float):
 
 def test_whole_numbers_are_numbers():
     assert get_backend("tvm").Options.parse({"tune_budget_s": 60}, "tvm").tune_budget_s == 60
+
+
+def test_an_option_of_the_version_before_is_ignored_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="'specialize' of onnxrt has no effect"):
+        options = get_backend("onnxrt").Options.parse({"specialize": True}, "onnxrt")
+    assert options == get_backend("onnxrt").Options()

@@ -15,7 +15,7 @@ from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.plan import Plan, plan_each
-from dynamo_backends.trials.kinds import kind_of
+from dynamo_backends.verify.trials.kinds import kind_of
 
 
 def culprit(graph: Graph, breaks: Callable[[Graph], bool]) -> fx.Node:

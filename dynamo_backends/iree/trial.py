@@ -1,8 +1,8 @@
 """Asks IREE itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, arguments) is compiled as a function of its own and run
-on samples (`trials/samples.py`). So a missing lowering, one that the compiler breaks down on and
-one that means something else are found before a graph depends on them, and each answer has a
+on samples (`verify/trials/samples.py`). So a missing lowering, one that the compiler breaks down on
+and one that means something else are found before a graph depends on them, and each answer has a
 reason. Verdicts are kept (`runtime/verdicts.py`).
 
 Starting the compiler takes longer than compiling a function. So when one call of a graph is asked
@@ -31,9 +31,9 @@ from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.samples import samples, without_infinities
-from dynamo_backends.trials.trials import (
+from dynamo_backends.verify.trials.kinds import kind_of
+from dynamo_backends.verify.trials.samples import samples, without_infinities
+from dynamo_backends.verify.trials.trials import (
     alone,
     is_run,
     not_plain,

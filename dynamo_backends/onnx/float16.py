@@ -16,7 +16,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompose import replace
-from dynamo_backends.trials.samples import packet_name
+from dynamo_backends.verify.trials.samples import packet_name
 
 _MOVING = frozenset(
     """_to_copy cat clone convert_element_type copy embedding empty_like flip full_like gather index

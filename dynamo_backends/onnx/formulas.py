@@ -17,8 +17,8 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import replace
-from dynamo_backends.trials.samples import packet_name
-from dynamo_backends.trials.trials import used_results
+from dynamo_backends.verify.trials.samples import packet_name
+from dynamo_backends.verify.trials.trials import used_results
 
 aten = torch.ops.aten
 

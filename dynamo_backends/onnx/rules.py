@@ -14,8 +14,8 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
 from dynamo_backends.onnx.formulas import FORMULAS, has_formula
 from dynamo_backends.onnx.registered import is_registered, registered_overloads
-from dynamo_backends.trials.samples import without_nan
-from dynamo_backends.trials.trials import used_results, without_lost_means
+from dynamo_backends.verify.trials.samples import without_nan
+from dynamo_backends.verify.trials.trials import used_results, without_lost_means
 
 WRONG: dict[str, str] = {
     "erfc.default": "it is lowered to 1 - erf(x), which has no correct digit for x > 4",

@@ -9,8 +9,8 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.decompositions import inner_decompositions
-from dynamo_backends.trials.samples import without_nan
-from dynamo_backends.trials.trials import without_lost_means
+from dynamo_backends.verify.trials.samples import without_nan
+from dynamo_backends.verify.trials.trials import without_lost_means
 
 _TRUNCATED = "it becomes x - y * trunc(x / y), which has no correct digit for large x / y"
 _FLOORED = "it becomes x - y * floor(x / y), which has no correct digit for large x / y"

@@ -1,10 +1,10 @@
 """Asks OpenVINO itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run on samples (`trials/samples.py`). So a missing rule, a kernel that fails and one that means
-something else are found before a graph depends on them, and each answer has a reason. Verdicts
-are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
-(`trials/together.py`).
+run on samples (`verify/trials/samples.py`). So a missing rule, a kernel that fails and one that
+means something else are found before a graph depends on them, and each answer has a reason.
+Verdicts are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
+(`verify/trials/together.py`).
 """
 
 import hashlib
@@ -29,15 +29,15 @@ from dynamo_backends.openvino.integer_ranges import UNKNOWN, Integers, is_long, 
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.openvino.wide_integers import is_wide
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.together import (
+from dynamo_backends.verify.trials.kinds import kind_of
+from dynamo_backends.verify.trials.together import (
     Given,
     Trial,
     bound,
     right_together,
     trial_of,
 )
-from dynamo_backends.trials.trials import (
+from dynamo_backends.verify.trials.trials import (
     Compile,
     alone,
     attempt,

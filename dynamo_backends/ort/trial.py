@@ -1,10 +1,10 @@
 """Asks ONNX Runtime itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run on samples (`trials/samples.py`). So a missing kernel, a lowering that fails and one that means
-something else are found before a graph depends on them, and each answer has a reason. Verdicts
-are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
-(`trials/together.py`).
+run on samples (`verify/trials/samples.py`). So a missing kernel, a lowering that fails and one that
+means something else are found before a graph depends on them, and each answer has a reason.
+Verdicts are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
+(`verify/trials/together.py`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,15 +17,15 @@ from dynamo_backends.onnx import rules
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.together import (
+from dynamo_backends.verify.trials.kinds import kind_of
+from dynamo_backends.verify.trials.together import (
     Trial,
     bound,
     bound_decomposed,
     right_together,
     trial_of,
 )
-from dynamo_backends.trials.trials import Compile, attempt, decomposing, not_plain, smaller
+from dynamo_backends.verify.trials.trials import Compile, attempt, decomposing, not_plain, smaller
 
 _VENDOR = "ONNX Runtime"
 

@@ -49,7 +49,7 @@ def without_trials() -> Iterator[None]:
 
 # What decides a verdict besides the vendor's own folders: trials, and what lowers and decomposes.
 _DECIDES = (
-    "trials",
+    "verify/trials",
     "verify/precise.py",
     "verify/rule.py",
     "graph/attention.py",

@@ -20,10 +20,10 @@ from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, 
 from dynamo_backends.interface.errors import as_compile_error, first_line
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
-from dynamo_backends.trials.trials import not_plain
 from dynamo_backends.trt.backend import device_index, require_device
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
+from dynamo_backends.verify.trials.trials import not_plain
 
 _VENDOR = "torch_tensorrt"
 

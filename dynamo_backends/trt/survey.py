@@ -32,7 +32,6 @@ from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings
 from dynamo_backends.ort.trial import Verdict, verdict
 from dynamo_backends.runtime.lru import LRU
-from dynamo_backends.trials.trials import not_plain, read_results
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import (
     Settings,
@@ -44,6 +43,7 @@ from dynamo_backends.trt.building import (
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.dtypes import NAMES
 from dynamo_backends.trt.runtime import owned_weights
+from dynamo_backends.verify.trials.trials import not_plain, read_results
 
 _CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),), threads=1)
 

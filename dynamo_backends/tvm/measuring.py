@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.trials.judge import TOLERANCE
 from dynamo_backends.tuning.race import Race
 from dynamo_backends.tuning.statistics import Ratio
 from dynamo_backends.tvm.dtypes import TO_TORCH
@@ -19,6 +18,7 @@ from dynamo_backends.tvm.schedules import scheduled
 from dynamo_backends.tvm.search import Proposal, Search, replayed
 from dynamo_backends.tvm.session import target, use_threads, vector_lanes
 from dynamo_backends.tvm.vendor import tvm
+from dynamo_backends.verify.trials.judge import TOLERANCE
 
 DEFAULT = "default"
 

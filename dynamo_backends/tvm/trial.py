@@ -1,9 +1,9 @@
 """Asks TVM itself whether it can run a call, and whether its result is eager's.
 
 Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a graph of its own and
-run on samples (`trials/samples.py`). So a missing conversion, a program that cannot be generated
-and one that means something else are found before a graph depends on them, and each answer has a
-reason.
+run on samples (`verify/trials/samples.py`). So a missing conversion, a program that cannot be
+generated and one that means something else are found before a graph depends on them, and each
+answer has a reason.
 """
 
 from torch import fx
@@ -11,14 +11,14 @@ from torch import fx
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.interface.backend import Support
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.trials.kinds import kind_of
-from dynamo_backends.trials.trials import attempt, not_plain, smaller
 from dynamo_backends.tvm import rules
 from dynamo_backends.tvm.compiler import compile_graph
 from dynamo_backends.tvm.converters import is_convertible
 from dynamo_backends.tvm.dtypes import DTYPES
 from dynamo_backends.tvm.lowering import plain
 from dynamo_backends.tvm.session import Settings
+from dynamo_backends.verify.trials.kinds import kind_of
+from dynamo_backends.verify.trials.trials import attempt, not_plain, smaller
 
 _VENDOR = "TVM"
 _SETTINGS = Settings(num_threads=1, uses_records=False)  # trials are small

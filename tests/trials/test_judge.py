@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.trials import judge
-from dynamo_backends.trials.judge import EagerRefused, Judge
+from dynamo_backends.verify.trials import judge
+from dynamo_backends.verify.trials.judge import EagerRefused, Judge
 from tests.trials.test_trials import call_of
 
 aten = torch.ops.aten

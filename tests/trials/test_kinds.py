@@ -10,7 +10,7 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.runtime.verdicts import Verdicts
-from dynamo_backends.trials.kinds import kind_of
+from dynamo_backends.verify.trials.kinds import kind_of
 
 aten = torch.ops.aten
 FOLDERS = {"onnxrt": "ort", "ov": "openvino"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.trials.samples import extremes, samples
+from dynamo_backends.verify.trials.samples import extremes, samples
 
 aten = torch.ops.aten
 NAN, INF = float("nan"), float("inf")

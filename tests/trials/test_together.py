@@ -9,9 +9,9 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, LoweringError
-from dynamo_backends.trials import together
-from dynamo_backends.trials.together import Make, Trial, right_together, trial_of
-from dynamo_backends.trials.trials import why_wrong
+from dynamo_backends.verify.trials import together
+from dynamo_backends.verify.trials.together import Make, Trial, right_together, trial_of
+from dynamo_backends.verify.trials.trials import why_wrong
 from tests.trials.test_trials import fake_call, meta
 
 aten = torch.ops.aten

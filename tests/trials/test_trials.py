@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.trials.judge import Judge
-from dynamo_backends.trials.trials import LARGE, elements, is_run, smaller, used_results
+from dynamo_backends.verify.trials.judge import Judge
+from dynamo_backends.verify.trials.trials import LARGE, elements, is_run, smaller, used_results
 
 aten = torch.ops.aten
 

@@ -27,8 +27,8 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.calls import call_tensors, is_pointwise
 from dynamo_backends.graph.layouts import is_dense, storage_of
-from dynamo_backends.trials.samples import packet_name
-from dynamo_backends.trials.trials import LARGE, TOO_LARGE, elements, used_results
+from dynamo_backends.verify.trials.samples import packet_name
+from dynamo_backends.verify.trials.trials import LARGE, TOO_LARGE, elements, used_results
 
 _VECTOR = 16  # from so many elements on, kernels have another form
 

@@ -19,8 +19,9 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import Rules, compile_decomposed
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import LoweringError
-from dynamo_backends.trials.judge import EagerRefused, Expectation, Judge, Run
-from dynamo_backends.trials.trials import (
+from dynamo_backends.verify import restore_rng, snapshot_rng
+from dynamo_backends.verify.trials.judge import EagerRefused, Expectation, Judge, Run
+from dynamo_backends.verify.trials.trials import (
     Compile,
     Spare,
     alone,
@@ -29,7 +30,6 @@ from dynamo_backends.trials.trials import (
     is_run,
     spared_samples,
 )
-from dynamo_backends.verify import restore_rng, snapshot_rng
 
 log = logging.getLogger("dynamo_backends")
 

@@ -25,9 +25,9 @@ from dynamo_backends.graph.planned import Rules, compile_decomposed
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.logs import silenced
-from dynamo_backends.trials.judge import EagerRefused, Judge, Run
-from dynamo_backends.trials.samples import samples, without_infinities
 from dynamo_backends.verify import restore_rng, snapshot_rng
+from dynamo_backends.verify.trials.judge import EagerRefused, Judge, Run
+from dynamo_backends.verify.trials.samples import samples, without_infinities
 
 Compile = Callable[[Graph], Any]
 

@@ -29,8 +29,7 @@ from rich.table import Table
 import harness
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites.case import call
-from dynamo_backends.tuning.answering import AnsweringProcess, Lost
-from dynamo_backends.tuning.requests import Say, answer_all
+from dynamo_backends.workers.worker_process import Lost, Say, WorkerProcess, serve
 from harness.kept import Kept, Results, measure_left
 
 BACKENDS = ("inductor_freezing", "openxla", "onnxrt", "ov")
@@ -40,7 +39,7 @@ _CALLS = 3  # of each process in a round
 _BUSY = "while True: pass"
 
 
-class Holder(AnsweringProcess):
+class Holder(WorkerProcess):
     """A process that compiles a model, and calls it when it is asked to.
 
     Args:
@@ -48,8 +47,7 @@ class Holder(AnsweringProcess):
     """
 
     def __init__(self, folder: str):
-        super().__init__()
-        self.command = (__file__, "--child", folder)  # type: ignore[misc]
+        super().__init__((__file__, "--child", folder))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,7 +150,7 @@ def child(folder: str) -> int:
     """Compiles and calls, as it is asked to."""
     os.environ["DYNAMO_BACKENDS_CACHE"] = f"{folder}/cache"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/torch"
-    answer_all(Held().answer)
+    serve(Held().answer)
     return 0
 
 

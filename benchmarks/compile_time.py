@@ -38,7 +38,7 @@ import dynamo_backends
 import harness
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites.case import call
-from dynamo_backends.tuning.memory import peak_rss_bytes, rss_bytes
+from dynamo_backends.workers.memory import peak_rss_bytes, rss_bytes
 from harness import captures, compilations
 from harness.kept import Kept, measure_left
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 import harness
 from dynamo_backends.kernels import measured
-from dynamo_backends.tuning.choices import Choice, Choices
-from dynamo_backends.tuning.race import Measured, Run
+from dynamo_backends.workers.choices import Choice, Choices
+from dynamo_backends.workers.race import Measured, Run
 
 BATCH = 4
 

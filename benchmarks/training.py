@@ -37,7 +37,7 @@ import harness
 from dynamo_backends.aot.step.program.programs import STEPS
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites import call
-from dynamo_backends.tuning import budget
+from dynamo_backends.workers import budget
 from harness.kept import Kept
 
 MODELS = {

@@ -27,7 +27,7 @@ from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import background, compiler_process, compiler_worker
 from dynamo_backends.pipeline.compiler_process import CompilerProcess, Job, answered_error
 from dynamo_backends.pipeline.shapes import shared
-from dynamo_backends.tuning.children import environment
+from dynamo_backends.workers.worker_process import environment
 from tests.backend_checks import usable
 from tests.test_ranges import Counting
 from tests.verification.test_doubt import traced
@@ -188,7 +188,7 @@ def test_a_crash_leaves_the_graph_in_eager_with_the_reason(
 def test_without_another_process_this_one_compiles(
     fresh: CompilerProcess, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(compiler_process._Process, "command", ("-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(fresh._process, "_command", ("-c", "raise SystemExit(3)"))
     run = compiled(lambda x: x.cos() * 2, "onnxrt", cache=False)
     with dynamo_backends.record() as reports:
         run(torch.randn(3))
@@ -295,7 +295,7 @@ def test_it_ends_after_a_while_without_work(
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_calls_go_before_its_imports():
-    process = compiler_process._Process()
+    process = CompilerProcess()._process
     try:
         pid = process._start().pid
         mine = os.getpriority(os.PRIO_PROCESS, 0)

@@ -40,8 +40,8 @@ from dynamo_backends.onnx import registered
 from dynamo_backends.package import archive
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.runtime.verdicts import Verdicts
-from dynamo_backends.tuning.choices import Choices
 from dynamo_backends.tvm.records import Records
+from dynamo_backends.workers.choices import Choices
 from tests.bench.programs import ROOT
 
 PACKAGE = ROOT / "dynamo_backends"
@@ -234,6 +234,8 @@ def test_a_trace_names_operators_and_nothing_becomes_code(
 ALLOWED = {
     # A pipe from our parent, which has started this process.
     "pipeline/compiler_worker.py: pickle.loads",
+    # The same pipe, in both directions: functions, items and results of conformance.
+    "conformance/workers.py: pickle.loads",
     # For that pipe, and for files that torch itself unpickles (SECURITY.md names them).
     "_torch_private/precompile.py: GraphPickler.loads",
 }

@@ -23,7 +23,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, FallbackRefusedError, OptionError
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.tuning.turns import Turns
+from dynamo_backends.workers.turns import Turns
 from tests.test_ranges import Counting
 
 

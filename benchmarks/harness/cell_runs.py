@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dynamo_backends.tuning import budget
+from dynamo_backends.workers import budget
 from harness.cells import EAGER, Cell, Measuring, Row, measure_cell
 from harness.ledger import Ledger
 

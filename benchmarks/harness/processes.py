@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dynamo_backends.tuning import children
+from dynamo_backends.workers import worker_process
 
 _MARK = "@measured "
 
@@ -34,7 +34,7 @@ def run_child(
     try:
         done = subprocess.run(
             [sys.executable, *arguments],
-            env={**children.environment(), **(environment or {})},
+            env={**worker_process.environment(), **(environment or {})},
             capture_output=True,
             text=True,
             timeout=timeout_s,

@@ -15,7 +15,7 @@ from rich.table import Table
 from dynamo_backends.bench.environment import environment, environment_line
 from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.runtime.cache import write_whole
-from dynamo_backends.tuning.statistics import Ratio
+from dynamo_backends.workers.statistics import Ratio
 from harness.kept import typed
 from harness.runner import Result
 

@@ -19,7 +19,7 @@ from dynamo_backends.bench.accuracy import Accuracy, check
 from dynamo_backends.bench.statistics import compare
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.tuning.statistics import Timing
+from dynamo_backends.workers.statistics import Timing
 
 
 @dataclass

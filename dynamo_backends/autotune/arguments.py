@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import is_lazy
-from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify.rule import memory_of
+from dynamo_backends.workers.race import Run
 
 
 def copies(values: Sequence[Any], keep: Collection[int] = ()) -> list[Any]:

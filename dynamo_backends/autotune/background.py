@@ -20,7 +20,7 @@ from dynamo_backends.graph.private_draws import PrivateDraws, privately
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
 

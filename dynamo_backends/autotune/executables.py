@@ -28,8 +28,8 @@ from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.runtime.preparation import in_order
 from dynamo_backends.runtime.profiled import graph_name, profiled_as
-from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.progress import COUNTS
+from dynamo_backends.workers.race import Run
 
 
 def compile_function(subject: FunctionSubject) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Sequence
 
-from dynamo_backends.tuning.budget import Budget
+from dynamo_backends.workers.budget import Budget
 
 log = logging.getLogger("dynamo_backends")
 

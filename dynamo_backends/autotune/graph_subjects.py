@@ -38,9 +38,9 @@ from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
 from dynamo_backends.runtime.results import Results
-from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import in_float64, restore_rng, snapshot_rng
+from dynamo_backends.workers.progress import COUNTS
+from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
 

@@ -35,8 +35,8 @@ from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
 from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.progress import COUNTS
+from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
 

@@ -4,7 +4,6 @@ import dataclasses
 import signal
 import tempfile
 from pathlib import Path
-from typing import ClassVar
 
 from torch import fx
 
@@ -12,14 +11,10 @@ from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.options import SPLIT, AutotuneOptions
-from dynamo_backends.tuning.answering import AnsweringProcess, Lost
+from dynamo_backends.workers.worker_process import Lost, WorkerProcess
 
-
-class Worker(AnsweringProcess):
-    """A process that runs `autotune.worker`."""
-
-    command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.autotune.worker")
-    keeps_errors: ClassVar[bool] = True
+COMMAND = ("-m", "dynamo_backends.autotune.worker")
+"""What Python runs in the process."""
 
 
 def is_isolated(candidate: Candidate, options: AutotuneOptions) -> bool:
@@ -41,7 +36,7 @@ def run_isolated(
     Returns:
         What went wrong there, in words; "" if nothing did.
     """
-    with tempfile.TemporaryDirectory(prefix="dynamo-backends-") as folder, Worker() as worker:
+    with tempfile.TemporaryDirectory(prefix="dynamo-backends-") as folder:
         try:
             serialization.write(Path(folder), captured, arguments.values)
         except serialization.NotWritable as error:
@@ -55,7 +50,8 @@ def run_isolated(
             "training": training,
         }
         try:
-            problem: str = worker.ask(request, options.trial_timeout_s)["problem"]
+            with WorkerProcess(COMMAND, output=Path(folder) / "output") as worker:
+                problem: str = worker.ask(request, options.trial_timeout_s)["problem"]
         except Lost as lost:
             return explain_loss(lost, options.trial_timeout_s)
         return problem

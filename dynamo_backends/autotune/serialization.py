@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.tf32 import product_precision
-from dynamo_backends.tuning.children import environment
+from dynamo_backends.workers.worker_process import environment
 
 
 class NotWritable(Exception):

@@ -15,12 +15,11 @@ from dynamo_backends.autotune.verify import Trial, Verdict, judge
 from dynamo_backends.int8.tolerance import Tolerance
 from dynamo_backends.interface.errors import VerificationError, brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
-from dynamo_backends.tuning import memory
-from dynamo_backends.tuning.budget import Budget
-from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.progress import Progress
-from dynamo_backends.tuning.race import EQUAL, Measured, Race, Run
 from dynamo_backends.verify import restore_rng, snapshot_rng
+from dynamo_backends.workers import memory
+from dynamo_backends.workers.budget import Budget
+from dynamo_backends.workers.progress import COUNTS, Progress
+from dynamo_backends.workers.race import EQUAL, Measured, Race, Run
 
 _SETS = 3  # of inputs, to be rotated
 _LARGE = 1 << 28  # bytes of inputs of which one set has to do

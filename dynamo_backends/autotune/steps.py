@@ -33,9 +33,8 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import DynamoBackendsError, StepCaptureError, brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.runtime.eager_switch import EagerSwitch
-from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.progress import showing
-from dynamo_backends.tuning.statistics import separate_speedup
+from dynamo_backends.workers.progress import COUNTS, showing
+from dynamo_backends.workers.statistics import separate_speedup
 
 log = logging.getLogger("dynamo_backends")
 

@@ -43,7 +43,7 @@ from dynamo_backends.interface.backend import Backend, NamedBounds
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
 

@@ -21,9 +21,8 @@ from dynamo_backends.autotune.subjects import Subject
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport
-from dynamo_backends.tuning.budget import Budget, budget_of
-from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.progress import showing
+from dynamo_backends.workers.budget import Budget, budget_of
+from dynamo_backends.workers.progress import COUNTS, showing
 
 log = logging.getLogger("dynamo_backends")
 

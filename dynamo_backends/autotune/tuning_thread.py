@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from dynamo_backends.autotune.isolation import Worker, explain_loss
+from dynamo_backends.autotune.isolation import COMMAND, explain_loss
 from dynamo_backends.autotune.session import Outcome
 from dynamo_backends.autotune.status import Followed
 from dynamo_backends.interface.errors import brief_error
@@ -25,9 +25,9 @@ from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiler_process import NICE
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.runtime.process_folder import process_folder
-from dynamo_backends.tuning.answering import Lost
-from dynamo_backends.tuning.budget import Budget
-from dynamo_backends.tuning.queue_thread import Helper, QueueThread
+from dynamo_backends.workers.budget import Budget
+from dynamo_backends.workers.queue_thread import Helper, QueueThread
+from dynamo_backends.workers.worker_process import Lost, WorkerProcess
 
 log = logging.getLogger("dynamo_backends")
 
@@ -144,11 +144,6 @@ def read_outcome(answered: dict[str, Any]) -> Outcome:
     return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"], disturbed)
 
 
-class _BackgroundWorker(Worker):
-    niceness: ClassVar[int] = NICE
-    keeps_errors: ClassVar[bool] = False
-
-
 class TuningThread(QueueThread[Task]):
     """The thread, the other process, and what waits for them.
 
@@ -160,7 +155,7 @@ class TuningThread(QueueThread[Task]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._process = _BackgroundWorker()
+        self._process = WorkerProcess(COMMAND, niceness=NICE)
 
     @property
     def helper(self) -> Helper:

@@ -20,7 +20,6 @@ from dynamo_backends._torch_private import copy_captured
 from dynamo_backends.autotune.arguments import Arguments, Watch
 from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.logs import silenced
-from dynamo_backends.tuning.race import Run
 from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
 from dynamo_backends.verify.rule import (
     aliases,
@@ -30,6 +29,7 @@ from dynamo_backends.verify.rule import (
     relative_error,
     shape_difference,
 )
+from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
 

@@ -35,11 +35,10 @@ from dynamo_backends.autotune.subjects import FunctionSubject, differentiated
 from dynamo_backends.autotune.verify import judge, precise_captured
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
-from dynamo_backends.tuning.budget import Budget, cpu_s, share
-from dynamo_backends.tuning.children import end_with_parent
-from dynamo_backends.tuning.progress import Progress
-from dynamo_backends.tuning.race import Run
-from dynamo_backends.tuning.requests import Say, answer_all
+from dynamo_backends.workers.budget import Budget, cpu_s, share
+from dynamo_backends.workers.progress import Progress
+from dynamo_backends.workers.race import Run
+from dynamo_backends.workers.worker_process import Say, serve
 
 
 def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
@@ -255,8 +254,7 @@ def _where_right(
 
 def main() -> None:
     """Answers one request after the other."""
-    end_with_parent()
-    answer_all(answer)
+    serve(answer, ends_with_thread=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.tuning.memory import peak_rss_bytes
+from dynamo_backends.workers.memory import peak_rss_bytes
 
 DEVICES = ("cpu", "cuda")
 

@@ -16,7 +16,7 @@ from dynamo_backends.capture.explain import Explainer
 from dynamo_backends.capture.switched import Errors, synchronize
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import plain
-from dynamo_backends.tuning.statistics import Ratio, speedup
+from dynamo_backends.workers.statistics import Ratio, speedup
 
 log = logging.getLogger("dynamo_backends")
 

@@ -21,7 +21,7 @@ from dynamo_backends.bench.suites.case import ModelCase
 from dynamo_backends.bench.work import DTYPES, Runner, Work, results, timed, tolerance
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.tuning.statistics import Timing
+from dynamo_backends.workers.statistics import Timing
 
 _SAMPLE_S = 0.01  # a sample of shorter calls consists of several
 _MOST_REPEATS = 20

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dynamo_backends.tuning.statistics import Timing, speedup
+from dynamo_backends.workers.statistics import Timing, speedup
 
 PAUSE_S = 0.03
 LEAST_ROUNDS = 5

@@ -1,7 +1,7 @@
 """Counters for whoever watches a service."""
 
 from dynamo_backends.interface.counters import kept, total
-from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.workers.progress import COUNTS
 
 
 def counters() -> dict[str, float]:

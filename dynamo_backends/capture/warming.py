@@ -16,7 +16,7 @@ from dynamo_backends.capture.gradients import differentiate
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning.progress import showing
+from dynamo_backends.workers.progress import showing
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Inputs = Sequence[Any] | Mapping[str, Any] | Tensor

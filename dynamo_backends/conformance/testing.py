@@ -1,7 +1,7 @@
 """`BackendConformance`: the checks of a backend as tests."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar
 
 import pytest
@@ -13,7 +13,7 @@ from dynamo_backends.conformance.outcomes import DTYPES, GROUPS, UNTRIED, Check,
 from dynamo_backends.conformance.workers import Worker
 from dynamo_backends.interface.errors import OptionError
 
-_LIFETIME = 150  # checks of a process: what was compiled stays in memory
+Run = Callable[[Check], Outcome]
 
 
 class BackendConformance:
@@ -61,16 +61,16 @@ class BackendConformance:
         metafunc.parametrize("conformance_check", found, ids=str)
 
     @pytest.fixture(scope="class")
-    def conformance_line(self, request: pytest.FixtureRequest) -> Iterator["Line"]:
-        """Runs checks one after the other, in processes of their own."""
+    def conformance_run(self, request: pytest.FixtureRequest) -> Iterator[Run]:
+        """Runs checks one after the other, in another process."""
         require(self.backend)
-        line = Line(self._settings(request.config))
-        yield line
-        line.end()
+        work = Work(self._settings(request.config))
+        with Worker(work) as worker:
+            yield lambda check: worker.result(check, work.broke_down, work.settings.limit_s)
 
-    def test_check(self, conformance_check: Check, conformance_line: "Line") -> None:
+    def test_check(self, conformance_check: Check, conformance_run: Run) -> None:
         """A check passes, or fails as it is known to."""
-        outcome = conformance_line.run(conformance_check)
+        outcome = conformance_run(conformance_check)
         reason = self.known_failures.get(str(conformance_check))
         if outcome.status in UNTRIED:
             pytest.skip(outcome.reason or "eager accepts no sample")
@@ -118,28 +118,3 @@ def _groups(text: str) -> tuple[Group, ...]:
             f"{', '.join(GROUPS)}."
         )
     return tuple(group for group in GROUPS if group in named)
-
-
-class Line:
-    """Runs checks in a process that is replaced when it ends, hangs or has done many."""
-
-    def __init__(self, settings: Settings):
-        self._work = Work(settings)
-        self._worker: Worker | None = None
-
-    def run(self, check: Check) -> Outcome:
-        """Returns the outcome of a check."""
-        if self._worker is not None and self._worker.done >= _LIFETIME:
-            self.end()
-        worker = self._worker = self._worker or Worker(self._work)
-        worker.give(check, self._work.settings.limit_s)
-        outcome: Outcome = worker.result(self._work.broke_down)
-        if outcome.status in ("crash", "timeout"):
-            self._worker = None
-        return outcome
-
-    def end(self) -> None:
-        """Ends the process."""
-        if self._worker is not None:
-            self._worker.end()
-            self._worker = None

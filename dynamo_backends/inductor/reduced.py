@@ -24,7 +24,7 @@ from dynamo_backends.graph.precision import PRODUCTS
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.kernels.measured import fastest
 from dynamo_backends.kernels.patterns import CAST, is_float32
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
 

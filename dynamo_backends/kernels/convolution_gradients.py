@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from dynamo_backends.kernels.image_operators import CONVOLUTION_BACKWARD, in_place_of
 from dynamo_backends.kernels.measured import fastest
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from dynamo_backends.graph.library import define
 from dynamo_backends.kernels.measured import fastest
 from dynamo_backends.kernels.patterns import frozen_nodes, linear_layer
 from dynamo_backends.runtime.processor import processor_family
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
 

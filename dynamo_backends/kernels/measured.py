@@ -15,8 +15,8 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.stages import RACES, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_name
-from dynamo_backends.tuning.choices import Choices
-from dynamo_backends.tuning.race import Measured, Race, Run
+from dynamo_backends.workers.choices import Choices
+from dynamo_backends.workers.race import Measured, Race, Run
 
 FOLDER = "choices"
 """In the cache folder."""

@@ -31,7 +31,7 @@ from dynamo_backends.kernels.patterns import (
     unreduced,
     with_relu,
 )
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
 

@@ -31,7 +31,7 @@ from dynamo_backends.kernels.patterns import (
     unreduced,
 )
 from dynamo_backends.kernels.winograd_transforms import F2, F2_OF_5, F4, Transforms
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
 

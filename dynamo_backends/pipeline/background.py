@@ -27,8 +27,8 @@ from torch import Tensor
 from dynamo_backends._torch_private import after_backward, is_capturing, tracing_apart
 from dynamo_backends.graph.passes import unchecked
 from dynamo_backends.pipeline import compiler_process
-from dynamo_backends.tuning.queue_thread import Helper, QueueThread, Stopped
-from dynamo_backends.tuning.turns import turns
+from dynamo_backends.workers.queue_thread import Helper, QueueThread, Stopped
+from dynamo_backends.workers.turns import turns
 
 _MOST = 64
 """So many compilations wait at most; what comes then is asked for again by the next call."""

@@ -11,7 +11,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,14 +29,14 @@ from dynamo_backends.interface.registry import is_found_elsewhere
 from dynamo_backends.interface.report import Kind
 from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
 from dynamo_backends.runtime.verdicts import without_trials
-from dynamo_backends.tuning.answering import AnsweringProcess, Lost
-from dynamo_backends.tuning.children import environment
+from dynamo_backends.workers.worker_process import Lost, WorkerProcess, environment
 
 log = logging.getLogger("dynamo_backends")
 
 NICE = 10
 """By how much calls go before the other process."""
 
+_COMMAND = ("-m", "dynamo_backends.pipeline.compiler_worker")
 _START_S = 600.0  # for the imports, on a busy machine
 _KEPT = frozenset({"val", SIZES, STRIDES})
 
@@ -74,11 +74,6 @@ class Job:
     environment: Mapping[str, str]
 
 
-class _Process(AnsweringProcess):
-    command: ClassVar[tuple[str, ...]] = ("-m", "dynamo_backends.pipeline.compiler_worker")
-    niceness: ClassVar[int] = NICE
-
-
 class CompilerLostError(CompileError):
     """The other process ended while it was compiling."""
 
@@ -88,7 +83,7 @@ class CompilerProcess:
 
     def __init__(self) -> None:
         self.is_unusable = False
-        self._process = _Process()
+        self._process = WorkerProcess(_COMMAND, niceness=NICE)
         self._lock = threading.Lock()
 
     @property

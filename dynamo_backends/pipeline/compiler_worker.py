@@ -23,7 +23,7 @@ from dynamo_backends.pipeline.compiler_process import (
     answered_parts,
     answered_plan,
 )
-from dynamo_backends.tuning.requests import answer_all
+from dynamo_backends.workers.worker_process import serve
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _done(job: Job, backend: Backend, graph: Graph) -> dict[str, Any]:
 
 def main() -> None:
     """Answers one request after the other."""
-    answer_all(lambda request, _: answer(request))
+    serve(lambda request, _: answer(request))
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.tuning.race import Race
-from dynamo_backends.tuning.statistics import Ratio
 from dynamo_backends.tvm.dtypes import TO_TORCH
 from dynamo_backends.tvm.schedules import scheduled
 from dynamo_backends.tvm.search import Proposal, Search, replayed
 from dynamo_backends.tvm.session import target, use_threads, vector_lanes
 from dynamo_backends.tvm.vendor import tvm
 from dynamo_backends.verify.trials.judge import TOLERANCE
+from dynamo_backends.workers.race import Race
+from dynamo_backends.workers.statistics import Ratio
 
 DEFAULT = "default"
 

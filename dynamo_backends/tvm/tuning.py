@@ -15,17 +15,16 @@ from typing import Any
 
 from dynamo_backends.interface.errors import lines_of
 from dynamo_backends.interface.logs import stderr_without
-from dynamo_backends.tuning.answering import Lost
-from dynamo_backends.tuning.budget import Budget, budget_of
-from dynamo_backends.tuning.progress import Progress, showing
 from dynamo_backends.tvm.measuring import signature
-from dynamo_backends.tvm.measuring_process import START_S, MeasuringProcess
 from dynamo_backends.tvm.program import PREPARE
 from dynamo_backends.tvm.records import Record, Records
 from dynamo_backends.tvm.schedules import scheduled
 from dynamo_backends.tvm.search import mark, replayed
 from dynamo_backends.tvm.session import CHATTER, Settings, describe_host, vector_lanes
 from dynamo_backends.tvm.vendor import relax, tvm
+from dynamo_backends.workers.budget import Budget, budget_of
+from dynamo_backends.workers.progress import Progress, showing
+from dynamo_backends.workers.worker_process import Lost, WorkerProcess
 
 log = logging.getLogger("dynamo_backends")
 
@@ -38,6 +37,16 @@ _FINALISTS = 2
 _AGAIN_S = 3600.0  # after a busy machine
 _LOST = 3
 """After so many lost processes there are no more trials of a function."""
+
+START_S = 300
+"""For the imports of the process in which schedules are measured, and a function's default one."""
+
+
+class MeasuringProcess(WorkerProcess):
+    """Where schedules are measured (see `worker`); a new process has no function open."""
+
+    def __init__(self) -> None:
+        super().__init__(("-m", "dynamo_backends.tvm.worker"))
 
 
 @dataclass

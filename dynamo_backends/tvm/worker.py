@@ -5,15 +5,13 @@ python -m dynamo_backends.tvm.worker
 Requests and answers are JSON, one per line, on standard input and output.
 """
 
-import json
-import os
-import sys
-from typing import Any, TextIO
+from typing import Any
 
 from tvm.script import from_source
 
 from dynamo_backends.tvm.measuring import Bench
 from dynamo_backends.tvm.search import mark
+from dynamo_backends.workers.worker_process import serve
 
 
 class Worker:
@@ -62,16 +60,6 @@ class Worker:
         return {"seconds": self._bench.seconds}
 
 
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answers one request after the other, until there are no more."""
-    worker = Worker()
-    for line in requests:
-        answers.write(json.dumps(worker.answer(json.loads(line))) + "\n")
-        answers.flush()
-
-
 if __name__ == "__main__":
-    # What libraries print must not come between the answers.
-    channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    serve(sys.stdin, channel)
+    worker = Worker()
+    serve(lambda request, _: worker.answer(request))

@@ -12,8 +12,8 @@ import pytest
 from dynamo_backends.autotune import status, tuning_thread, warm_start
 from dynamo_backends.pipeline import background
 from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.tuning.counts import COUNTS, Counts
-from dynamo_backends.tuning.race import Race, Run
+from dynamo_backends.workers.progress import COUNTS, Counts
+from dynamo_backends.workers.race import Race, Run
 from tests.autotune import planted
 
 LONG_S = 100

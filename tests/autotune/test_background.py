@@ -22,8 +22,8 @@ from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.tuning_thread import TuningThread
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning.budget import Budget
-from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.workers.budget import Budget
+from dynamo_backends.workers.progress import Counts
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
 
@@ -242,7 +242,8 @@ DIES = textwrap.dedent("""
 def test_a_tuner_that_is_lost_again_and_again_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(tuning_thread._BackgroundWorker, "command", ("-S", "-c", DIES))
+    monkeypatch.setattr(tuning_thread, "COMMAND", ("-S", "-c", DIES))
+    monkeypatch.setattr(tuning_thread, "_thread", TuningThread())
     model, x = nn.Linear(3, 3), torch.randn(2, 3)
     run = compiled(model, "ts_trace", budget_s=20)
     run(x)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import dynamo_backends
 from dynamo_backends import GraphReport, TuningStatus
-from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.workers.progress import Counts
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
 from tests.checking import same

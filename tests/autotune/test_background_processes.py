@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.tuning.children import environment
+from dynamo_backends.workers.worker_process import environment
 from tests.autotune.conftest import LONG_S
 
 PROGRAM = """

@@ -20,11 +20,10 @@ from dynamo_backends.autotune.serialization import rebuilt
 from dynamo_backends.autotune.session import PreparedCandidate, TuningSession, Workload
 from dynamo_backends.autotune.sizes import Description, Traffic, described, old_places, schedule
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning import budget as budgets
-from dynamo_backends.tuning import race
-from dynamo_backends.tuning.budget import Budget
-from dynamo_backends.tuning.counts import Counts
-from dynamo_backends.tuning.progress import Progress
+from dynamo_backends.workers import budget as budgets
+from dynamo_backends.workers import race
+from dynamo_backends.workers.budget import Budget
+from dynamo_backends.workers.progress import Counts, Progress
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
 

@@ -16,7 +16,7 @@ from dynamo_backends.autotune.session import Outcome
 from dynamo_backends.autotune.tuning_thread import Task
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.workers.progress import Counts
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
 from tests.autotune.test_background_kinds import net, train

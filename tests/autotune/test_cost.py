@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_backends.autotune.prior import TABLE, CostModel, GraphDescription
 from dynamo_backends.interface.report import CandidateReport
-from dynamo_backends.tuning.budget import Budget
+from dynamo_backends.workers.budget import Budget
 from tests.autotune.test_decisions import decision
 
 

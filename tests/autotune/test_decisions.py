@@ -23,17 +23,17 @@ from dynamo_backends.cli.main import main
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.openvino.backend import OpenVINO
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
-from dynamo_backends.tuning.contention import Contention
-from dynamo_backends.tuning.counts import Counts
-from dynamo_backends.tuning.race import Race
 from dynamo_backends.tvm.records import Record, Records
+from dynamo_backends.workers.contention import Contention
+from dynamo_backends.workers.progress import Counts
+from dynamo_backends.workers.race import Race
 from tests.autotune.planted import Slow
 
 PROGRAM = """
 import json
 import torch
 import dynamo_backends
-from dynamo_backends.tuning.counts import COUNTS
+from dynamo_backends.workers.progress import COUNTS
 from tests.autotune.planted import Slow
 
 torch.manual_seed(0)

@@ -15,9 +15,8 @@ from dynamo_backends.autotune.candidates import candidates
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.runtime.weight_binding import WeightBinding
-from dynamo_backends.tuning import budget as budgets
-from dynamo_backends.tuning.counts import Counts
-from dynamo_backends.tuning.progress import showing
+from dynamo_backends.workers import budget as budgets
+from dynamo_backends.workers.progress import Counts, showing
 from tests.backend_checks import SEMANTICS, agree
 
 pytestmark = pytest.mark.usefixtures("eager_seems_slow")

@@ -21,9 +21,9 @@ from dynamo_backends.autotune.session import PreparedCandidate, Workload
 from dynamo_backends.autotune.subjects import Subject, TuningKey
 from dynamo_backends.autotune.tuner import GraphTuner, TuningResult
 from dynamo_backends.interface.report import CandidateReport
-from dynamo_backends.tuning import race
-from dynamo_backends.tuning.budget import Budget
-from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.workers import race
+from dynamo_backends.workers.budget import Budget
+from dynamo_backends.workers.progress import Counts
 
 CALL_S = {"eager": 0.01, "ts_trace": 0.005, "onnxrt": 0.004}
 

@@ -19,7 +19,7 @@ from dynamo_backends.autotune.executables import WinnerExecutable
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.worker import try_out
 from dynamo_backends.interface.report import EagerEvent
-from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.workers.progress import Counts
 from tests.autotune.planted import Slow, slow
 
 REASONS = {

@@ -20,9 +20,9 @@ from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.autotune.prior import UNKNOWN, CostModel, GraphDescription, Prior, Row
 from dynamo_backends.autotune.session import Outcome, PreparedCandidate, TuningSession, Workload
 from dynamo_backends.interface.report import CandidateReport
-from dynamo_backends.tuning import race
-from dynamo_backends.tuning.budget import Budget
-from dynamo_backends.tuning.progress import Progress
+from dynamo_backends.workers import race
+from dynamo_backends.workers.budget import Budget
+from dynamo_backends.workers.progress import Progress
 from tests.autotune.test_decisions import decision
 
 CONVOLUTIONS = {"flops": 9.0, "convolution_work": 1.0}

@@ -22,8 +22,8 @@ from dynamo_backends.autotune.steps import TunedStep
 from dynamo_backends.inductor.steps import InductorStep
 from dynamo_backends.interface.errors import DynamoBackendsError
 from dynamo_backends.interface.report import EagerEvent
-from dynamo_backends.tuning.counts import Counts
-from dynamo_backends.tuning.race import Race, Run
+from dynamo_backends.workers.progress import Counts
+from dynamo_backends.workers.race import Race, Run
 from dynamo_backends.xla.step_runtime import XlaStep
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_as_accurate_as_eager, assert_equal_to_eager

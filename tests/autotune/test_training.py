@@ -13,7 +13,7 @@ from dynamo_backends import GraphReport
 from dynamo_backends.autotune.backend import Autotune, Split
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.tuning.counts import Counts
+from dynamo_backends.workers.progress import Counts
 from tests.autotune.planted import Slow
 from tests.checking import same
 

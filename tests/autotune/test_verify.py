@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.verify import Trial, autocast_bfloat16
-from dynamo_backends.tuning.race import Run
+from dynamo_backends.workers.race import Run
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(32, 64, generator=GENERATOR)

@@ -6,7 +6,7 @@ from typing import Any
 
 from dynamo_backends.bench.cells import Cell, Outcome, Run, Speedup
 from dynamo_backends.bench.significance import p_of_pairs
-from dynamo_backends.tuning.statistics import speedup
+from dynamo_backends.workers.statistics import speedup
 
 CONTEXT: dict[str, Any] = {
     "processor": "a processor",

@@ -14,7 +14,7 @@ import pytest
 from dynamo_backends.bench import runs
 from dynamo_backends.bench.cells import Cell, How, Outcome, Speedup
 from dynamo_backends.cli import main
-from dynamo_backends.tuning.children import environment
+from dynamo_backends.workers.worker_process import environment
 from tests.bench import planted
 
 FILE = planted.__file__

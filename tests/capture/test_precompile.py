@@ -14,7 +14,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.tuning.children import environment
+from dynamo_backends.workers.worker_process import environment
 
 
 class Net(nn.Module):

@@ -15,7 +15,7 @@ from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import background
-from dynamo_backends.tuning.memory import resident
+from dynamo_backends.workers.memory import resident
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ import pytest
 
 from dynamo_backends.conformance import BackendConformance, plugin
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.tuning.children import environment
+from dynamo_backends.workers.worker_process import environment
 from tests.bench.programs import ROOT
 from tests.conformance import planted
 

@@ -18,7 +18,7 @@ from dynamo_backends.kernels import convolution_gradients as convolutions
 from dynamo_backends.kernels import measured
 from dynamo_backends.kernels.convolution_gradients import BY_PRODUCT
 from dynamo_backends.kernels.image_operators import CONVOLUTION_BACKWARD
-from dynamo_backends.tuning.choices import Choices
+from dynamo_backends.workers.choices import Choices
 from tests.aot.step_checks import assert_equal_to_eager
 from tests.kernels.planted import Memory, plant
 from tests.training.stepping import OPTIMIZERS

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from dynamo_backends.interface import registry
-from dynamo_backends.tuning.race import Race, Run
+from dynamo_backends.workers.race import Race, Run
 from tests.int8.planted import FAULTS, FIRST, Planted, planted
 
 

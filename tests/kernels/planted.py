@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from dynamo_backends.kernels import measured
-from dynamo_backends.tuning.choices import Choices
-from dynamo_backends.tuning.contention import Contention
-from dynamo_backends.tuning.race import Measured
+from dynamo_backends.workers.choices import Choices
+from dynamo_backends.workers.contention import Contention
+from dynamo_backends.workers.race import Measured
 
 QUIET = Contention()
 BUSY = Contention(of_others=1.0, preempted=0.9)

@@ -10,8 +10,8 @@ import torch
 from dynamo_backends.kernels import measured
 from dynamo_backends.kernels.measured import fastest
 from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.tuning.choices import Choices
-from dynamo_backends.tuning.race import Measured
+from dynamo_backends.workers.choices import Choices
+from dynamo_backends.workers.race import Measured
 from tests.kernels.planted import BUSY, outcome
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.tuning.race import Race
 from dynamo_backends.tvm.measuring import Bench, agree, signature
 from dynamo_backends.tvm.worker import Worker
+from dynamo_backends.workers.race import Race
 from tests.tvm.tuning_checks import ADD, MATMUL, isolated, parsed
 
 __all__ = ["isolated"]

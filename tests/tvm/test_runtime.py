@@ -11,11 +11,11 @@ from torch import nn
 from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.runtime.memory import return_free_memory
-from dynamo_backends.tuning.memory import rss_bytes
 from dynamo_backends.tvm import session
 from dynamo_backends.tvm.ranged import kind
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.session import Settings
+from dynamo_backends.workers.memory import rss_bytes
 from tests import backend_checks as checks
 from tests.backend_checks import mlp
 from tests.checking import check

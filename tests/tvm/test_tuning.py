@@ -11,12 +11,12 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.tuning import budget
-from dynamo_backends.tuning.answering import Lost
 from dynamo_backends.tvm import tuning
 from dynamo_backends.tvm.records import Record, Records
 from dynamo_backends.tvm.session import Settings
 from dynamo_backends.tvm.tuning import records_of
+from dynamo_backends.workers import budget
+from dynamo_backends.workers.worker_process import Lost
 from tests.checking import check
 from tests.tvm.tuning_checks import FakeLaboratory, isolated, process
 

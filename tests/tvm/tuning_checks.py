@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.tuning import budget
-from dynamo_backends.tuning.answering import Lost
 from dynamo_backends.tvm import records, search, trial, tuning
+from dynamo_backends.workers import budget
+from dynamo_backends.workers.worker_process import Lost
 
 HEAD = """
 # from tvm.script import tirx as T

@@ -242,26 +242,17 @@ def smallest_crash(outcome: Outcome, backend: str, limit_s: float) -> Outcome:
         backend: See `bench.backends.require`.
         limit_s: Seconds that a case may take; in four times as many a smaller one is looked for.
     """
-    worker: Worker | None = None
+    with Worker(_survives) as worker:
 
-    def fails(case: Case) -> bool:
-        nonlocal worker
-        worker = worker or Worker(_survives)
-        worker.give((case, backend), limit_s)
-        survives = worker.result(lambda *_: False)
-        worker = worker if survives else None
-        return not survives
+        def fails(case: Case) -> bool:
+            return not worker.result((case, backend), lambda *_: False, limit_s)
 
-    try:
         case = next((case for case in _cases(int(outcome.name)) if fails(case)), None)
         if case is None:
             text = f"{outcome.reason} after other graphs; in a process of its own it does not"
             return outcome.fail(outcome.status, text)
         case = shrink(case, fails, 4 * limit_s)
         outcome.example = example(case, backend, outcome.reason)
-    finally:
-        if worker is not None:
-            worker.end()
     return outcome
 
 

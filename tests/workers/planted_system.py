@@ -1,6 +1,6 @@
 """A machine on which another process takes processors, as it is planted."""
 
-from dynamo_backends.tuning.contention import System
+from dynamo_backends.workers.contention import System
 
 
 class PlantedSystem(System):

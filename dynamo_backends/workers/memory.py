@@ -1,5 +1,6 @@
-"""How much memory this process has, and how much a call lets it grow."""
+"""How much memory processes have, and how much a call lets this one grow."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -68,3 +69,16 @@ def rss_bytes() -> int:
 
         return psutil.Process().memory_info().rss
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def tree_bytes(pid: int) -> int:
+    """Resident memory of a process and those that it started; 0 if it has ended."""
+    import psutil
+
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        first = psutil.Process(pid)
+        for process in (first, *first.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += process.memory_info().rss
+    return total

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.tuning.contention import Contention, System, Watch, is_harmless
-from dynamo_backends.tuning.race import Measured, Race
-from tests.tuning.planted_system import PlantedSystem
+from dynamo_backends.workers.contention import Contention, System, Watch, is_harmless
+from dynamo_backends.workers.race import Measured, Race
+from tests.workers.planted_system import PlantedSystem
 
 Sample = Callable[[int], tuple[float, bool]]
 """From the number of a sample to its seconds, and whether another process interrupted it."""

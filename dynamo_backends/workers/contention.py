@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from dynamo_backends.tuning.stopped_time import stopped_s
+from dynamo_backends.workers.stopped_time import stopped_s
 
 _SPARE = 0.25
 """Processors that others may take before a machine counts as busy: the system's own work."""

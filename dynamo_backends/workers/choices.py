@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.tuning.race import Measured
+from dynamo_backends.workers.race import Measured
 
 log = logging.getLogger("dynamo_backends")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.tuning.choices import AGAIN_S, Choice, Choices, decide
-from dynamo_backends.tuning.contention import Contention
-from dynamo_backends.tuning.race import Measured
+from dynamo_backends.workers.choices import AGAIN_S, Choice, Choices, decide
+from dynamo_backends.workers.contention import Contention
+from dynamo_backends.workers.race import Measured
 from tests.kernels.planted import BUSY, QUIET, Memory, outcome
 
 

@@ -1,14 +1,16 @@
 """A process that answers requests: answers, crashes, hangs."""
 
+import contextlib
 import json
 import os
 import textwrap
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dynamo_backends.tuning.answering import AnsweringProcess, Lost
+from dynamo_backends.workers.worker_process import Lost, WorkerProcess
 
 CHILD = textwrap.dedent("""
     import json, os, sys, time
@@ -20,6 +22,12 @@ CHILD = textwrap.dedent("""
             os.abort()
         if do == "hang":
             time.sleep(600)
+        if do == "hoard":
+            kept = bytearray(os.urandom(1 << 20) * 300)
+            time.sleep(600)
+        if do == "print":
+            print("last words", file=sys.stderr, flush=True)
+            os._exit(5)
         if do.startswith("talk"):
             print(json.dumps({"said": 1}), flush=True)
             print(json.dumps({"said": 2}), flush=True)
@@ -29,8 +37,11 @@ CHILD = textwrap.dedent("""
 """)
 
 
-class Counting(AnsweringProcess):
+class Counting(WorkerProcess):
     command = ("-S", "-c", CHILD)
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(self.command, **more)
 
 
 def test_a_crash_and_a_hang_cost_the_process_alone():
@@ -104,3 +115,42 @@ def test_a_forked_child_leaves_the_process_to_its_parent():
             os._exit(process.ask({"do": "count"}, 60)["count"] != 1)
         assert os.waitpid(child, 0)[1] == 0, "the child has started another one"
         assert process.ask({"do": "count"}, 60) == {"count": 2}
+
+
+def test_too_much_memory_ends_the_process():
+    with Counting(memory_bytes=250e6) as process:
+        assert process.ask({"do": "count"}, 60) == {"count": 1}
+        with pytest.raises(Lost, match=r"0\.\d GB, of 0\.25 allowed") as raised:
+            process.ask({"do": "hoard"}, 60)
+        assert (raised.value.limit, raised.value.status) == ("memory", None)
+        assert not process.running
+
+
+def test_what_it_printed_last_is_known(tmp_path: Path):
+    with Counting(output=tmp_path / "log") as process, pytest.raises(Lost) as raised:
+        process.ask({"do": "print"}, 60)
+    assert (raised.value.status, raised.value.last_line) == (5, "last words")
+
+
+SERVING = """
+import atexit, os, sys
+from dynamo_backends.workers.worker_process import serve
+status = int(os.environ["STATUS"])
+if status:
+    atexit.register(os._exit, status)
+serve(lambda request, say: {"given": request, "variable": os.environ["STATUS"]})
+print("the end", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_process_that_has_done_its_work_ends_by_itself(status: int, tmp_path: Path):
+    variables = {"STATUS": str(status)}
+    process = WorkerProcess(("-c", SERVING), output=tmp_path / "log", variables=variables)
+    with process:
+        answer = process.ask({"x": 1}, 120)
+        assert answer == {"given": {"x": 1}, "variable": str(status)}
+        with pytest.raises(Lost, match="status 7") if status else contextlib.nullcontext():
+            process.finish(60)
+    assert (tmp_path / "log").read_text().strip() == "the end"
+    process.finish(1)  # there is none

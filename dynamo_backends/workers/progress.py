@@ -1,9 +1,12 @@
-"""Shows on a terminal how far tuning is."""
+"""How far tuning is, on a terminal, and what it has done so far."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+
+from dynamo_backends.interface.counters import Counted
 
 
 class Progress:
@@ -72,3 +75,27 @@ def showing(title: str) -> Iterator[Progress]:
             yield progress
         finally:
             _active.pop()
+
+
+@dataclass
+class Counts(Counted):
+    """What autotune did in this process.
+
+    Attributes:
+        sessions: Graphs for which candidates were compared.
+        remembered: Graphs for which a decision was found on disk.
+        compiled: Candidates that were compiled, eager not among them.
+        verified: Candidates that were compared with eager.
+        samples: Timings that were taken.
+        replaced: Chosen candidates that failed later and were replaced.
+    """
+
+    sessions: int = 0
+    remembered: int = 0
+    compiled: int = 0
+    verified: int = 0
+    samples: int = 0
+    replaced: int = 0
+
+
+COUNTS = Counts()

@@ -21,16 +21,16 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.tuning.contention import (
+from dynamo_backends.workers.contention import (
     Contention,
     System,
     Watch,
     free_processors,
     is_harmless,
 )
-from dynamo_backends.tuning.counts import COUNTS
-from dynamo_backends.tuning.statistics import Ratio, Timing, scatter, separate_speedup, speedup
-from dynamo_backends.tuning.stopped_time import running_s
+from dynamo_backends.workers.progress import COUNTS
+from dynamo_backends.workers.statistics import Ratio, Timing, scatter, separate_speedup, speedup
+from dynamo_backends.workers.stopped_time import running_s
 
 ENOUGH = 5
 """So many undisturbed samples tell how long something takes."""

@@ -8,16 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 
-from dynamo_backends.tuning import answering, stopped_time
-from dynamo_backends.tuning import turns as module
-from dynamo_backends.tuning.answering import AnsweringProcess, Lost
-from dynamo_backends.tuning.stopped_time import StoppedTime
-from dynamo_backends.tuning.turns import Turns
+from dynamo_backends.workers import stopped_time, worker_process
+from dynamo_backends.workers import turns as module
+from dynamo_backends.workers.stopped_time import StoppedTime
+from dynamo_backends.workers.turns import Turns
+from dynamo_backends.workers.worker_process import Lost, WorkerProcess
 
 STOP, GO_ON = signal.SIGSTOP, signal.SIGCONT
 
@@ -141,8 +140,8 @@ def test_with_room_for_both_nobody_is_stopped(monkeypatch: pytest.MonkeyPatch):
 
 CHILD = textwrap.dedent("""
     import time
-    from dynamo_backends.tuning.requests import answer_all
-    from dynamo_backends.tuning.stopped_time import running_s
+    from dynamo_backends.workers.worker_process import serve
+    from dynamo_backends.workers.stopped_time import running_s
 
     def answer(request, say):
         start, running = time.perf_counter(), running_s()
@@ -150,20 +149,18 @@ CHILD = textwrap.dedent("""
             pass
         return {"took": time.perf_counter() - start}
 
-    answer_all(answer)
+    serve(answer)
 """)
 
 
-class Working(AnsweringProcess):
-    command: ClassVar[tuple[str, ...]] = ("-c", CHILD)
-    niceness: ClassVar[int] = 1
+class Working(WorkerProcess):
+    def __init__(self, *more: str, niceness: int = 1) -> None:
+        super().__init__(("-c", CHILD, *more), niceness=niceness)
 
 
 @pytest.mark.parametrize("niceness", [0, 1])
-def test_a_process_may_have_arguments_of_its_own(monkeypatch: pytest.MonkeyPatch, niceness: int):
-    monkeypatch.setattr(Working, "command", ("-c", CHILD, "--folder", "caches"))
-    monkeypatch.setattr(Working, "niceness", niceness)
-    with Working() as process:
+def test_a_process_may_have_arguments_of_its_own(niceness: int):
+    with Working("--folder", "caches", niceness=niceness) as process:
         assert process.ask({"seconds": 0.0}, 60)["took"] >= 0
 
 
@@ -172,7 +169,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Turns:
     """Turns of this test, on a machine without room for both."""
     monkeypatch.setattr(module, "processors", lambda: 1)
     made = Turns()
-    monkeypatch.setattr(answering, "turns", made)
+    monkeypatch.setattr(worker_process, "turns", made)
     return made
 
 
@@ -247,7 +244,7 @@ def test_seconds_in_which_it_is_stopped_are_not_held_against_it(taken: Turns):
 
 
 def test_a_process_that_nobody_stops_has_the_usual_clock():
-    code = "from dynamo_backends.tuning import stopped_time as s; print(s.stopped_s())"
+    code = "from dynamo_backends.workers import stopped_time as s; print(s.stopped_s())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout == "0.0\n"
     assert not stopped_time.is_stopped_by_parent()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamo_backends.tuning.budget import Budget, cpu_s
+from dynamo_backends.workers.budget import Budget, cpu_s
 
 
 def test_a_clock_of_its_own_and_what_was_spent_elsewhere():

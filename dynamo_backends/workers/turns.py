@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.tuning.contention import processors
-from dynamo_backends.tuning.stopped_time import StoppedTime
+from dynamo_backends.workers.contention import processors
+from dynamo_backends.workers.stopped_time import StoppedTime
 
 _KEPT = 0.9  # of what is known of earlier calls, at each call
 _LEAST_PAUSES = 0.05  # of the time; with less, nobody is stopped

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.tuning.race import Measured, Race
+from dynamo_backends.workers.race import Measured, Race
 
 
 def race(monkeypatch: pytest.MonkeyPatch, **times: Callable[[], float]) -> tuple[Measured, Race]:

@@ -5,7 +5,7 @@ import math
 import pytest
 import sympy
 
-from dynamo_backends.interface.backend import Buckets
+from dynamo_backends.interface.protocols import Buckets
 from dynamo_backends.pipeline.shapes.bounds import (
     Demand,
     Rounding,

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.backend import Executable
 from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.protocols import SavesExecutables
 from dynamo_backends.interface.registry import get_backend

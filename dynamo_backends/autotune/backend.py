@@ -9,10 +9,12 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.executable import Executable
+from dynamo_backends.interface.plan import SUPPORTED, Support
 
 if TYPE_CHECKING:
-    from dynamo_backends.aot.step.program.programs import StepProgram
+    from dynamo_backends.interface.executable import StepProgram
 
 
 class Autotune(Backend):

@@ -20,7 +20,7 @@ from dynamo_backends.autotune.options import EAGER, AutotuneOptions
 from dynamo_backends.autotune.subjects import FunctionSubject
 from dynamo_backends.autotune.tuner import GraphTuner
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import GraphReport, Region
 from dynamo_backends.interface.stance import compiles_nothing

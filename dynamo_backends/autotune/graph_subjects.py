@@ -14,7 +14,7 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.aot.step.program.backends import compile_whole, step_backend
-from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate, candidates
 from dynamo_backends.autotune.options import NOT_COMPILED, AutotuneOptions
@@ -32,6 +32,7 @@ from dynamo_backends.interface import protocols
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import DynamoBackendsError, brief_error
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import trace
 from dynamo_backends.interface.registry import get_backend

@@ -17,12 +17,7 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.aot.step.program.programs import (
-    OnlineComparison,
-    StepProgram,
-    counting,
-    eager_wins,
-)
+from dynamo_backends.aot.step.program.programs import OnlineComparison, counting, eager_wins
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.executables import winner_switch
 from dynamo_backends.autotune.graph_budget import GraphBudget
@@ -31,6 +26,7 @@ from dynamo_backends.autotune.options import EAGER, FUNCTION, NOT_COMPILED, Auto
 from dynamo_backends.autotune.tuner import EAGER_ALONE, GraphTuner
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import DynamoBackendsError, StepCaptureError, brief_error
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.workers.progress import COUNTS, showing
@@ -58,7 +54,7 @@ class TunedStep(StepProgram):
         self._rivals: dict[str, StepProgram] = {}  # while real steps are compared
         self._lock = fork_safe_lock()
         self.prefers_eager = False
-        self.comparison = None
+        self.comparison: OnlineComparison | None = None
 
     def report_to(self, report: GraphReport) -> None:
         """See `StepProgram.report_to`."""

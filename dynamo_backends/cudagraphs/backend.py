@@ -13,8 +13,9 @@ from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
-from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.executable import Executable
+from dynamo_backends.interface.plan import SUPPORTED, Plan, Support
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.preparation import LiveExecutable
 from dynamo_backends.torchscript.backend import whole_operators

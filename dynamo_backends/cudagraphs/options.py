@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Executable
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.options import Limits, Options
 
 

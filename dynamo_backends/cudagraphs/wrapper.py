@@ -12,8 +12,8 @@ from dynamo_backends.graph.calls import tensors
 from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport
 

@@ -20,7 +20,9 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.int8.packages import TORCHAO, require
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.executable import Executable
+from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.torchscript.backend import whole_operators
 
 _INSTALL = "apt-get install g++ (or set the variable CXX to a compiler that is there)"

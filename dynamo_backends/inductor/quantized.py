@@ -18,8 +18,8 @@ from dynamo_backends.inductor.runtime import with_constants
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable
 from dynamo_backends.int8.options import DYNAMIC
 from dynamo_backends.int8.packages import saturates
-from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.logs import silenced
 
 aten = torch.ops.aten

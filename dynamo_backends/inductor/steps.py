@@ -15,7 +15,6 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import compile_step_with_inductor
 from dynamo_backends.aot.step.program.backends import StepBackend
-from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import draw
 from dynamo_backends.inductor.decompositions import decompositions
@@ -23,6 +22,7 @@ from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.phases import separate
 from dynamo_backends.inductor.stages import Stage, cut
 from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.kernels.convolution_gradients import choose_kernels
 from dynamo_backends.runtime.atomic import give_up, signals_held
 

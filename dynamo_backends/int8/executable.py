@@ -11,8 +11,8 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.state import STATE, Proof, Recording
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime.preparation import in_order
 from dynamo_backends.runtime.results import Results
 

@@ -8,19 +8,19 @@ backend may do besides.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from dynamo_backends.interface.executable import Executable, Parts
 from dynamo_backends.interface.options import Options
 
 if TYPE_CHECKING:
-    from torch import Tensor, fx
+    from torch import fx
 
     from dynamo_backends._torch_private import OpOverload
     from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.interface.plan import Plan
-    from dynamo_backends.interface.report import GraphReport
+    from dynamo_backends.interface.plan import Plan, Support
 
 
 @dataclass(frozen=True)
@@ -40,117 +40,8 @@ class Availability:
     devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Support:
-    """Whether a backend takes one ATen call; a "no" carries its reason.
-
-    Attributes:
-        yes: It does.
-        reason: If not, why.
-        decomposed: If so, after torch's rules have decomposed the call.
-    """
-
-    yes: bool
-    reason: str = ""
-    decomposed: bool = False
-
-    def __bool__(self) -> bool:
-        """True when the call is supported."""
-        return self.yes
-
-
-SUPPORTED = Support(True)
-
-
-NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
-"""Bounds of all sizes that vary, in order; or by the name of an input and the dimension."""
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """How a backend that pads inputs rounds up sizes.
-
-    Attributes:
-        growth: Each bound is about so many times the one before it; 1: there are those of `named`
-            alone.
-        exact_after: Sizes that were seen so often get an executable of their own; None: those whose
-            padding has taken as long as compiling one does.
-        named: Bounds that the user named, which come before others.
-    """
-
-    growth: float
-    exact_after: int | None
-    named: NamedBounds = ()
-
-
 RANGED = "one executable for all sizes that the symbols allow"
 """What `Backend.dynamic_shapes` is of backends that serve ranges."""
-
-
-Bound = Callable[[list["Tensor"]], list["Tensor"]]
-
-
-class Parts(Protocol):
-    """Where the parts of compiled blocks are kept (see `Executable.dump`)."""
-
-    def get(self, key: str) -> Mapping[str, bytes] | None:
-        """Returns the parts stored under a key; None if there are none."""
-
-    def put(self, key: str, parts: Mapping[str, bytes]) -> object:
-        """Stores parts under a key."""
-
-    def drop(self, key: str) -> None:
-        """Forgets a key."""
-
-
-class Executable(ABC):
-    """One compiled graph.
-
-    A graph's inputs are of two kinds (`Graph.weights` and `Graph.activations`). Weights are bound
-    once and again whenever they changed; activations come with every call.
-
-    Attributes:
-        serves_range: It was compiled from a graph whose sizes know where they come from (see
-            `Backend.serves_ranges`), and takes inputs of all sizes that the symbols allow.
-        was_compared: It came from where it was compared with eager, on the same kind of machine:
-            with `verify="first"` it is not compared again.
-    """
-
-    serves_range: bool = False
-    was_compared: bool = False
-
-    @abstractmethod
-    def bind(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]]:
-        """Prepares the weights.
-
-        Args:
-            weights: The tensors of `Graph.weights`, in order.
-
-        Returns:
-            A function from the list of activations to the list of outputs, and the positions of
-            the weights whose contents it copied. Those are watched for changes of content; the
-            others must share memory with the given tensors, and are watched for a new address.
-        """
-
-    def bind_live(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]] | None:
-        """As `bind`, for weights that keep changing: without preparing what takes long.
-
-        `binding` decides on it. By default there is no such form (None), and `bind` is called.
-        """
-        return None
-
-    def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
-        """Gives it the report of its graph, for what turns out only when it is called."""
-
-    def rest(self) -> None:  # noqa: B027 - has a default
-        """Gives back what memory it keeps between calls: something else is to take much, once.
-
-        Calls of other threads may be running.
-        """
-
-    def dump(self) -> dict[str, bytes] | None:
-        """What `SavesExecutables.load` needs in another process; None: it cannot be kept."""
-        return None
 
 
 class Backend(ABC):
@@ -197,7 +88,7 @@ class Backend(ABC):
     def availability(self) -> Availability:
         """Returns whether it can run here; if not, why and what fixes it. Must not raise."""
 
-    def supports(self, node: "fx.Node", options: Any) -> Support:
+    def supports(self, node: "fx.Node", options: Any) -> "Support":
         """Returns whether one ATen call (`node.op == "call_function"`, `meta["val"]` set) is taken.
 
         A backend that decides about whole graphs has `plan` instead.

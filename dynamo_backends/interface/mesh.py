@@ -3,13 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dynamo_backends.aot.step.program.programs import StepProgram
-    from dynamo_backends.graph.graph import Graph
 
 Placement = tuple[int | None, ...]
 """For each dimension of a mesh the dimension of a tensor that is split over it; None: none is."""
@@ -101,26 +94,3 @@ class MeshLayout:
     inputs: tuple[Placement, ...]
     outputs: tuple[Placement, ...]
     parameters: Mapping[int, str]
-
-
-class MeshTarget(Protocol):
-    """A mesh of a backend's devices."""
-
-    @property
-    def name(self) -> str:
-        """The name under which tensors know that they live there."""
-
-    def place(self, tensor: "Tensor", placement: Placement) -> None:
-        """Moves a tensor there, which stays the same object; nothing if it is there.
-
-        Raises:
-            DeviceError: torch cannot exchange it.
-        """
-
-    def compile_step(self, graph: "Graph", layout: MeshLayout) -> "StepProgram":
-        """Compiles a whole training step for all devices as one program.
-
-        Raises:
-            LoweringError: One node cannot be lowered after all.
-            CompileError: The graph cannot be compiled.
-        """

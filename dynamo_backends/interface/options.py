@@ -13,7 +13,7 @@ from dynamo_backends.interface.errors import OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.interface.backend import Executable
+    from dynamo_backends.interface.executable import Executable
 
 Limits = Mapping[str, tuple[int, int | None]]
 """Least and largest value of options; None: there is no largest."""

@@ -14,11 +14,32 @@ from dynamo_backends.interface.errors import brief_error
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.interface.backend import Support
 
 log = logging.getLogger("dynamo_backends")
 
 NOT_ATEN = "it is not an ATen operator"
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a backend takes one ATen call; a "no" carries its reason.
+
+    Attributes:
+        yes: It does.
+        reason: If not, why.
+        decomposed: If so, after torch's rules have decomposed the call.
+    """
+
+    yes: bool
+    reason: str = ""
+    decomposed: bool = False
+
+    def __bool__(self) -> bool:
+        """True when the call is supported."""
+        return self.yes
+
+
+SUPPORTED = Support(True)
 
 
 @dataclass(frozen=True)
@@ -36,7 +57,7 @@ class Plan:
     decomposed: Collection[str] = frozenset()
 
 
-def plan_each(graph: "Graph", answer: Callable[[fx.Node], "Support"], who: str) -> Plan:
+def plan_each(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) -> Plan:
     """A plan made of answers about single calls; where asking fails, the call is left to eager.
 
     Args:

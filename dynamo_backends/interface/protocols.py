@@ -4,16 +4,16 @@ A backend has one of these by having its methods. Most backends have `SavesExecu
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from dynamo_backends.interface.backend import Buckets, Executable
+from dynamo_backends.interface.executable import Executable, StepProgram
+from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placed, Placement
 
 if TYPE_CHECKING:
-    from torch import fx
+    from torch import Tensor, fx
 
-    from dynamo_backends.aot.step.program.programs import StepProgram
     from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class CompilesSteps(Protocol):
     copied to where it belongs.
     """
 
-    def compile_step(self, graph: "Graph", options: Any) -> "StepProgram | None":
+    def compile_step(self, graph: "Graph", options: Any) -> StepProgram | None:
         """Compiles a whole training step, all of whose calls are native or decomposed.
 
         Returns:
@@ -61,7 +61,7 @@ class CompilesSteps(Protocol):
 class SavesSteps(Protocol):
     """Its compiled training steps can be stored."""
 
-    def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> "StepProgram":
+    def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> StepProgram:
         """Recreates a compiled step from `StepProgram.dump`.
 
         Raises:
@@ -69,11 +69,34 @@ class SavesSteps(Protocol):
         """
 
 
+class MeshTarget(Protocol):
+    """A mesh of a backend's devices."""
+
+    @property
+    def name(self) -> str:
+        """The name under which tensors know that they live there."""
+
+    def place(self, tensor: "Tensor", placement: Placement) -> None:
+        """Moves a tensor there, which stays the same object; nothing if it is there.
+
+        Raises:
+            DeviceError: torch cannot exchange it.
+        """
+
+    def compile_step(self, graph: "Graph", layout: MeshLayout) -> StepProgram:
+        """Compiles a whole training step for all devices as one program.
+
+        Raises:
+            LoweringError: One node cannot be lowered after all.
+            CompileError: The graph cannot be compiled.
+        """
+
+
 @runtime_checkable
 class SpansMesh(Protocol):
     """Its programs run on several devices."""
 
-    def on_mesh(self, options: Any, mesh: "Mesh") -> "MeshTarget":
+    def on_mesh(self, options: Any, mesh: Mesh) -> MeshTarget:
         """Devices on which whole training steps can be spread (see `compile_step`).
 
         Args:
@@ -87,7 +110,7 @@ class SpansMesh(Protocol):
 
     def placements(
         self, graph: "Graph", names: Sequence[str], options: Any
-    ) -> "Sequence[Placed | None]":
+    ) -> Sequence[Placed | None]:
         """Where the inputs of a graph are on the mesh that the options name; empty: there is none.
 
         Args:
@@ -123,6 +146,27 @@ class OwnsDevice(Protocol):
 
     def resident_device(self, options: Any) -> str | None:
         """Returns the device on which results stay; None: they are ordinary tensors of torch's."""
+
+
+NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
+"""Bounds of all sizes that vary, in order; or by the name of an input and the dimension."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """How a backend that pads inputs rounds up sizes.
+
+    Attributes:
+        growth: Each bound is about so many times the one before it; 1: there are those of `named`
+            alone.
+        exact_after: Sizes that were seen so often get an executable of their own; None: those whose
+            padding has taken as long as compiling one does.
+        named: Bounds that the user named, which come before others.
+    """
+
+    growth: float
+    exact_after: int | None
+    named: NamedBounds = ()
 
 
 @runtime_checkable

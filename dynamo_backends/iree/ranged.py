@@ -9,8 +9,8 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import aligned
 from dynamo_backends.graph.sizes import opened
-from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
 from dynamo_backends.iree.runtime import IreeExecutable, range_of, separate
 from dynamo_backends.iree.session import Device

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, aligned, in_row_major
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
 from dynamo_backends.iree.session import Device, Loaded
 

@@ -8,7 +8,9 @@ from torch import fx
 from dynamo_backends.graph.calls import unknown_shape
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.executable import Executable
+from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.runtime.preparation import LiveExecutable
 from dynamo_backends.runtime.prologue import with_prologue
 

@@ -14,7 +14,7 @@ from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.cutting import calls_first, without_calls
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.lazy.lowering import DEVICE, on_lazy, record, start
 from dynamo_backends.runtime.preparation import in_order
 from dynamo_backends.runtime.results import Results

@@ -9,9 +9,10 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
+from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import BackendUnavailableError
 from dynamo_backends.interface.options import Limits
+from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.nvfuser import devices, vendor
 from dynamo_backends.runtime.preparation import LiveExecutable
 

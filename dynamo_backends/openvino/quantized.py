@@ -16,8 +16,8 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import WEIGHTS
 from dynamo_backends.int8.packages import saturates
-from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.lowering import lower

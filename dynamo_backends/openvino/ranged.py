@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import opened
-from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.runtime import OpenVinoExecutable

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.session import (

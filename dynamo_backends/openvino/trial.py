@@ -19,8 +19,8 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.calls import tensors
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Support
 from dynamo_backends.interface.errors import LoweringError
+from dynamo_backends.interface.plan import Support
 from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain

@@ -20,8 +20,8 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import DYNAMIC
 from dynamo_backends.int8.packages import saturates
-from dynamo_backends.interface.backend import Bound
 from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.ort.runtime import ModelNames, OrtExecutable
 from dynamo_backends.ort.session import SessionSettings, plain

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.ort.runtime import (
     ModelNames,

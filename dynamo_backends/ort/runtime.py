@@ -18,7 +18,7 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.cudagraphs.slots import Results, Slots
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort import cuda

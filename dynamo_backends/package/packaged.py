@@ -10,9 +10,11 @@ from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import is_ranged
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.backend import Availability, Backend, Buckets, Executable
+from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.protocols import Buckets
 
 WIDE = 2
 """Each bound of sizes is about so many times the one before it."""
@@ -25,7 +27,7 @@ _SAME = (
 
 
 class Kept:
-    """The parts of executables, in memory; see `interface.backend.Parts`.
+    """The parts of executables, in memory; see `interface.executable.Parts`.
 
     Args:
         parts: By key: those of a package, which were compared with eager when it was saved.

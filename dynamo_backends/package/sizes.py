@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.capture.precompile import resized
-from dynamo_backends.interface.backend import Buckets
+from dynamo_backends.interface.protocols import Buckets
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.pipeline.shapes.bounds import named_bounds, round_up
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Backend, Executable
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.package.capturing import Captured, compiled
 from dynamo_backends.package.packaged import Kept, PackageBackend
 from dynamo_backends.package.structure import decoded

@@ -29,7 +29,7 @@ from dynamo_backends.graph.sizes import (
     symbols_of_dimensions,
 )
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.backend import Backend, Executable
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.errors import (
@@ -40,6 +40,7 @@ from dynamo_backends.interface.errors import (
     NotPaddedError,
     RankError,
 )
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import NOT_ATEN, Plan, why_unanswered

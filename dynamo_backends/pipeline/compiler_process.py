@@ -21,8 +21,9 @@ from dynamo_backends.graph.roles import Input
 from dynamo_backends.graph.sizes import SIZES, STRIDES
 from dynamo_backends.graph.tf32 import product_precision
 from dynamo_backends.interface import errors, protocols
-from dynamo_backends.interface.backend import Backend, Executable
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import CompileError, TrialNeededError, brief_error
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import is_found_elsewhere

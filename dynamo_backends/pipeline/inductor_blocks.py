@@ -9,7 +9,9 @@ from torch import fx
 
 from dynamo_backends._torch_private import compile_with_inductor
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Executable, Support
+from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.executable import Executable
+from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.runtime.preparation import LiveExecutable
 
 

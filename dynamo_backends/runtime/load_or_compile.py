@@ -12,9 +12,10 @@ from typing import Protocol, TypeVar
 import torch
 
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.backend import Backend, Parts
+from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Parts
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder

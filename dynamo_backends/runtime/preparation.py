@@ -16,7 +16,7 @@ from dynamo_backends._torch_private import disable_current_modes, is_lazy
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import computed
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime.ranged import RangedCalls
 from dynamo_backends.runtime.results import Results
 

@@ -14,7 +14,7 @@ from dynamo_backends.graph.cutting import calls_first, without_calls
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.graph.sizes import sizes_in
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
 
 

@@ -19,8 +19,8 @@ from dynamo_backends.graph.sizes import (
     sizes_of,
     strides_of,
 )
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime.results import restride
 
 log = logging.getLogger("dynamo_backends")

@@ -2,8 +2,8 @@
 
 from typing import Any, TypeVar
 
-from dynamo_backends.interface.backend import Executable
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.report import GraphReport
 
 E = TypeVar("E", bound=Executable)

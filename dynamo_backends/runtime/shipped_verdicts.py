@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.interface.backend import Support
+from dynamo_backends.interface.plan import Support
 
 log = logging.getLogger("dynamo_backends")
 

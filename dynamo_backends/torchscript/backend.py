@@ -11,15 +11,10 @@ from dynamo_backends._torch_private import OpOverload, has_llvm
 from dynamo_backends.graph.calls import call_tensors, unknown_shape
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import (
-    RANGED,
-    SUPPORTED,
-    Availability,
-    Backend,
-    Executable,
-    Support,
-)
+from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, DeviceError
+from dynamo_backends.interface.executable import Executable
+from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.runtime.prologue import with_prologue
 from dynamo_backends.runtime.ranged import for_range
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import forget_sizes, is_ranged
-from dynamo_backends.interface.backend import Executable
 from dynamo_backends.interface.errors import CompileError, LoweringError
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.runtime.prologue import Prologue
 from dynamo_backends.trt.building import Settings, build, serialize

@@ -16,9 +16,10 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.tf32 import allowed_tf32
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Support
+from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import as_compile_error, first_line
 from dynamo_backends.interface.options import Limits, Options
+from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run
 from dynamo_backends.trt.backend import device_index, require_device
 from dynamo_backends.trt.device import driver

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.prologue import Prologue
 from dynamo_backends.trt.device import driver

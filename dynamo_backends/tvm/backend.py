@@ -9,8 +9,9 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.devices import require_cpu
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import RANGED, Availability, Backend, Support
+from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.options import Limits, Options
+from dynamo_backends.interface.plan import Support
 
 
 @dataclass(frozen=True)

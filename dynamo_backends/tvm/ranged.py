@@ -4,7 +4,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import dense_strides
-from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.ranged import RangedLayout
 from dynamo_backends.tvm.program import RelaxProgram

@@ -13,8 +13,8 @@ from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, aligned, dense_strides, in_row_major
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.results import restride

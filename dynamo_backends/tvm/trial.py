@@ -9,7 +9,7 @@ answer has a reason.
 from torch import fx
 
 from dynamo_backends.graph.calls import call_tensors
-from dynamo_backends.interface.backend import Support
+from dynamo_backends.interface.plan import Support
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.tvm import rules
 from dynamo_backends.tvm.compiler import compile_graph

@@ -10,7 +10,7 @@ from torch import fx
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import extract
-from dynamo_backends.interface.backend import Executable
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.verify.first import Comparison
 from dynamo_backends.verify.replay import Replay
 

@@ -14,11 +14,12 @@ from dynamo_backends.graph.calls import call_tensors, unknown_shape
 from dynamo_backends.graph.devices import device_index
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import all_sizes
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Buckets, Support
+from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.mesh import Mesh, MeshTarget, Placed
+from dynamo_backends.interface.mesh import Mesh, Placed
 from dynamo_backends.interface.packages import is_there
-from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.plan import SUPPORTED, Plan, Support
+from dynamo_backends.interface.protocols import Buckets, MeshTarget
 from dynamo_backends.xla.options import (
     XlaOptions,
     convolution_precision,

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import RankError, StepCaptureError
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.atomic import signals_held
 from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home

@@ -17,8 +17,8 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import DeviceError, as_compile_error
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.device_values import register_home

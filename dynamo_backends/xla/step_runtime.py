@@ -11,9 +11,10 @@ import jax
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack
-from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.xla import _jaxlib

@@ -16,7 +16,7 @@ from torch import Tensor
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Importer
-from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.xla import _jaxlib

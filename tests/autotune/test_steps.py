@@ -14,13 +14,13 @@ from dynamo_backends.aot.step.program.programs import (
     STEPS,
     CopyingProgram,
     OnlineComparison,
-    StepProgram,
 )
 from dynamo_backends.autotune.graph_subjects import StepSubject
 from dynamo_backends.autotune.options import FUNCTION
 from dynamo_backends.autotune.steps import TunedStep
 from dynamo_backends.inductor.steps import InductorStep
 from dynamo_backends.interface.errors import DynamoBackendsError
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import EagerEvent
 from dynamo_backends.workers.progress import Counts
 from dynamo_backends.workers.race import Race, Run

@@ -10,13 +10,14 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamo_backends
 from dynamo_backends.aot.step.program.backends import StepBackend
-from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.inductor import steps
 from dynamo_backends.inductor.decompositions import decompositions
 from dynamo_backends.inductor.phases import separate
 from dynamo_backends.inductor.stages import Stage, cut
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.kernels.convolution_gradients import BY_PRODUCT
 from dynamo_backends.kernels.image_operators import CONVOLUTION_BACKWARD
 from tests.aot.step_checks import assert_equal_to_eager

@@ -15,7 +15,9 @@ from torch import Tensor, fx, nn
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import Int8Options
-from dynamo_backends.interface.backend import SUPPORTED, Availability, Backend, Bound, Support
+from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.executable import Bound
+from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.runtime.preparation import LiveExecutable
 
 aten = torch.ops.aten

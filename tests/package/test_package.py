@@ -389,7 +389,7 @@ def test_constants_and_odd_weights_are_kept(backend: str, tmp_path: Path):
 def test_fallback_may_be_refused_elsewhere(
     model: Small, call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from dynamo_backends.interface.backend import Support
+    from dynamo_backends.interface.plan import Support
     from dynamo_backends.ort.backend import OnnxRuntime
     from dynamo_backends.package import machine
 

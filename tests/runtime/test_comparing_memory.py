@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime import program
 from dynamo_backends.verify.first import Comparison
 from tests.test_ranges import Counting, Ranged, compiled

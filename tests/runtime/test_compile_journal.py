@@ -19,7 +19,7 @@ from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outco
 _CRASHES = """
 import os, signal, torch, dynamo_backends
 from dynamo_backends import Availability, Backend, register_backend
-from dynamo_backends.interface.backend import SUPPORTED
+from dynamo_backends.interface.plan import SUPPORTED
 class Crashes(Backend):
     name = "crashes"
     packages = {"torch": "torch"}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import Executable, GraphReport
-from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.runtime.weight_binding import ASK_AGAIN, MODELS, WASTED, WeightBinding
 
 

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import planned_fingerprint
-from dynamo_backends.interface.backend import Bound, Executable
+from dynamo_backends.interface.executable import Bound, Executable, StepProgram
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 
 

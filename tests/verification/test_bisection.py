@@ -12,7 +12,7 @@ from torch import Tensor
 import dynamo_backends
 from dynamo_backends.cli.main import main
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.backend import Executable
+from dynamo_backends.interface.executable import Executable
 from dynamo_backends.verify.bisection import smallest_wrong_region
 from dynamo_backends.xla.lowering import registry
 from tests.verification.test_doubt import traced

@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.interface.backend import Bound
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.runtime import device_values
 from dynamo_backends.runtime.staging import LIMIT
 from dynamo_backends.xla import _jaxlib

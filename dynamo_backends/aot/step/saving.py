@@ -9,7 +9,6 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.step.program.backends import StepBackend
 from dynamo_backends.aot.step.program.draws import Draws
-from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.scalars import Term
@@ -31,6 +30,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.position_checks import PositionChecks
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
+from dynamo_backends.interface.executable import StepProgram
 
 
 @dataclass(frozen=True)

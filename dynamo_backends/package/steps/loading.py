@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo_backends.aot.step.program.backends import StepBackend, step_backend
-from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import protocols
@@ -24,6 +24,7 @@ from dynamo_backends.interface.errors import (
     PackageError,
     brief_error,
 )
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.package.archive import Archive

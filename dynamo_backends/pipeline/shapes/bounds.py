@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sympy
 
-from dynamo_backends.interface.backend import Buckets, NamedBounds
+from dynamo_backends.interface.protocols import Buckets, NamedBounds
 from dynamo_backends.runtime.lru import LRU
 
 Sizes = Mapping[sympy.Symbol, int]

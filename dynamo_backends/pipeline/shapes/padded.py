@@ -22,8 +22,8 @@ from dynamo_backends.graph.numbers import has_forgotten
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.sizes import cap
 from dynamo_backends.graph.specialize import Symbols
-from dynamo_backends.interface.backend import Buckets
 from dynamo_backends.interface.errors import NotPaddedError, brief_error
+from dynamo_backends.interface.protocols import Buckets
 from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.shapes.bounds import Demand, Rounding, Sizes, positions, waste

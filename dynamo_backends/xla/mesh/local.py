@@ -15,7 +15,6 @@ from torch import Tensor
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import (
     CompileError,
     LoweringError,
@@ -23,6 +22,7 @@ from dynamo_backends.interface.errors import (
     as_compile_error,
     brief_error,
 )
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.memory import return_free_memory

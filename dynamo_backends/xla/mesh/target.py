@@ -7,10 +7,10 @@ import jax
 import jaxlib.version
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.mesh import MeshLayout, Placement
 from dynamo_backends.runtime.device_tensor import DeviceTensor, exchange, to_home
 from dynamo_backends.runtime.device_values import on_device

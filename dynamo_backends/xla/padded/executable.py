@@ -12,8 +12,8 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Importer
 from dynamo_backends.graph.sizes import SIZES, Size, SizeReader, sizes_in, sizes_of, strides_of
-from dynamo_backends.interface.backend import Bound, Executable
 from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime.results import restride
 from dynamo_backends.xla.lowering.padded.extents import Extents
 from dynamo_backends.xla.runtime import Device, XlaExecutable

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.programs import CopyingProgram, StepProgram
+from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.aot.step.program.recording import WHAT_TO_DO
 from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
 from dynamo_backends.graph.graph import Graph, source_line
@@ -25,9 +25,11 @@ from dynamo_backends.interface.errors import (
     StepOperatorError,
     first_line,
 )
-from dynamo_backends.interface.mesh import Mesh, MeshLayout, MeshTarget
+from dynamo_backends.interface.executable import StepProgram
+from dynamo_backends.interface.mesh import Mesh, MeshLayout
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
+from dynamo_backends.interface.protocols import MeshTarget
 from dynamo_backends.interface.registry import get_backend, load
 from dynamo_backends.runtime.load_or_compile import load_or_compile
 

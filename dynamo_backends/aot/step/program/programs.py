@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.runtime.atomic import write
 
 RUN = 3  # steps in a row; the first finds threads asleep, and the caches and memory of another
@@ -66,49 +65,6 @@ def _typical(steps: Sequence[float]) -> float:
 def eager_wins(compiled: float, eager: float) -> bool:
     """Returns whether eager's time is so much shorter that it is chosen."""
     return eager < WORTH * compiled
-
-
-class StepProgram(ABC):
-    """A compiled graph of the kind "step".
-
-    Attributes:
-        launches: How many steps it has launched. Copying results to where they belong does not
-            count.
-        from_disk: Whether it was loaded instead of compiled.
-        prefers_eager: Whether the function itself is to take the steps from now on, in eager.
-        comparison: While it is open whether that is faster: whose turn it is.
-    """
-
-    launches: int = 0
-    from_disk: bool = False
-    prefers_eager: bool = False
-    comparison: OnlineComparison | None = None
-
-    @abstractmethod
-    def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
-        """Runs one step.
-
-        Args:
-            inputs: One per input of the graph. Those with `Input.updated_by` get their new
-                contents, all of them or, if it raises, all or none.
-            taken: Gets one element, for `outputs`, if the new contents are there, also if this
-                raises afterwards.
-        """
-
-    @abstractmethod
-    def outputs(self, taken: list[Any]) -> list[Tensor]:
-        """Returns the graph's other outputs; may be called again.
-
-        Args:
-            taken: As `__call__` left it.
-        """
-
-    def report_to(self, report: GraphReport) -> None:  # noqa: B027 - has a default
-        """Gets the report of its graph, to which a program that learns later may add."""
-
-    def dump(self) -> dict[str, bytes] | None:
-        """Returns what must be kept on disk to load it in another process; None: cannot be."""
-        return None
 
 
 class CopyingProgram(StepProgram):

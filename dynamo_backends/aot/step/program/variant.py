@@ -20,7 +20,6 @@ from dynamo_backends.aot.step.program.backends import (
 from dynamo_backends.aot.step.program.capture import record
 from dynamo_backends.aot.step.program.draws import hoist
 from dynamo_backends.aot.step.program.mesh_layout import layout_of
-from dynamo_backends.aot.step.program.programs import StepProgram
 from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.step_graph import (
     functionalize,
@@ -43,6 +42,7 @@ from dynamo_backends.graph.position_checks import (
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
 from dynamo_backends.graph.random import SEPARATE_DRAWS
 from dynamo_backends.interface.counters import keep_count_of
+from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done

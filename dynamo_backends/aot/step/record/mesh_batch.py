@@ -15,7 +15,7 @@ from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.templates import refs
 from dynamo_backends.aot.step.record.trie import Entry, Trie
 from dynamo_backends.aot.step.state.arguments import flatten_batch, unflatten_batch
-from dynamo_backends.interface.mesh import MeshTarget
+from dynamo_backends.interface.protocols import MeshTarget
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 
 

@@ -12,8 +12,7 @@ from dynamo_backends.bench.explained import Timed, Times, break_even
 from dynamo_backends.bench.explained_times import COLUMNS, time_rows
 from dynamo_backends.bench.rendering import environment_rows, render
 from dynamo_backends.bench.slower import why_slower
-from dynamo_backends.capture.explanation import Explanation, GraphExplanation
-from dynamo_backends.capture.render import count
+from dynamo_backends.capture.explanation import Explanation, GraphExplanation, count
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 
 _LISTED = 12  # operators and guards

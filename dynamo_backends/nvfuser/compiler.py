@@ -15,8 +15,7 @@ from dynamo_backends.nvfuser.dtypes import NAMES
 from dynamo_backends.nvfuser.lowering.interpreter import lower, lower_call
 from dynamo_backends.nvfuser.lowering.registry import Unsupported, lookup
 from dynamo_backends.nvfuser.program import FusionProgram
-from dynamo_backends.nvfuser.recorder import Recorder
-from dynamo_backends.nvfuser.values import Value
+from dynamo_backends.nvfuser.recorder import Recorder, Value
 from dynamo_backends.nvfuser.vendor import NvFuserModule
 
 MAX_DIMS = 8

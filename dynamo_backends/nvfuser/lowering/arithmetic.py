@@ -7,7 +7,7 @@ import torch
 
 from dynamo_backends.nvfuser.lowering.pointwise import of_pair
 from dynamo_backends.nvfuser.lowering.registry import Unsupported, pointwise
-from dynamo_backends.nvfuser.values import Number, Operand, Value
+from dynamo_backends.nvfuser.recorder import Number, Operand, Value
 
 _BY_ZERO = "torch raises where an integer divisor is zero, nvFuser returns some number"
 

@@ -3,7 +3,7 @@
 from dynamo_backends.nvfuser.lowering.normalization import affine, moments
 from dynamo_backends.nvfuser.lowering.reduction import widen
 from dynamo_backends.nvfuser.lowering.registry import Call, lowers
-from dynamo_backends.nvfuser.values import Value
+from dynamo_backends.nvfuser.recorder import Value
 
 Optional = Value | None
 

@@ -10,8 +10,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import ELEMENTWISE_PROMOTION, elementwise_dtypes
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.nvfuser.lowering.registry import Call, Row, Unsupported, lookup
-from dynamo_backends.nvfuser.recorder import Recorder
-from dynamo_backends.nvfuser.values import Value
+from dynamo_backends.nvfuser.recorder import Recorder, Value
 
 
 def lower(

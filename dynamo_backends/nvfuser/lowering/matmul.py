@@ -5,7 +5,7 @@ nvFuser's `matmul` and `linear` compute in the operands' type, as torch's do, an
 
 from dynamo_backends.nvfuser.dtypes import computing
 from dynamo_backends.nvfuser.lowering.registry import Unsupported, lowers
-from dynamo_backends.nvfuser.values import Number, Value
+from dynamo_backends.nvfuser.recorder import Number, Value
 
 PRODUCTS = frozenset(
     f"aten.{name}"

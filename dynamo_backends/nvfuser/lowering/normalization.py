@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dynamo_backends.nvfuser.lowering.reduction import widen
 from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
-from dynamo_backends.nvfuser.values import Value
+from dynamo_backends.nvfuser.recorder import Value
 
 
 def _shifted(call: Call, x: Value, dim: int) -> tuple[Value, tuple[int, ...]]:

@@ -7,7 +7,7 @@ import torch
 
 from dynamo_backends.nvfuser.dtypes import computing
 from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers, pointwise
-from dynamo_backends.nvfuser.values import Number, Operand, Value
+from dynamo_backends.nvfuser.recorder import Number, Operand, Value
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 _GELU_CUBIC = 0.044715

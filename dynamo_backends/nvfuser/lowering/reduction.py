@@ -11,7 +11,7 @@ import torch
 
 from dynamo_backends.nvfuser.dtypes import NAMES, computing
 from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
-from dynamo_backends.nvfuser.values import Value
+from dynamo_backends.nvfuser.recorder import Value
 
 Dims = int | Sequence[int] | None
 

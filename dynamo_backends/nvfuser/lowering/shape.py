@@ -7,7 +7,7 @@ import torch
 
 from dynamo_backends.nvfuser.dtypes import NAMES
 from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
-from dynamo_backends.nvfuser.values import Number, Value
+from dynamo_backends.nvfuser.recorder import Number, Value
 
 
 def _full(call: Call, number: Number) -> Value:

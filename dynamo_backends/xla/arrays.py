@@ -1,10 +1,17 @@
 """Tensors as numpy arrays and back, for devices that are reached through the host's memory."""
 
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from dynamo_backends.graph.layouts import in_row_major
+from dynamo_backends.runtime import staging
 from dynamo_backends.xla.dtypes import to_jax
 
 # Types that numpy itself lacks (ml_dtypes adds them), and what torch hands their bits over as.
@@ -31,3 +38,74 @@ def from_numpy(array: np.ndarray) -> Tensor:
             name = str(carrier).removeprefix("torch.")
             return torch.from_numpy(array.view(name)).view(dtype)
     return torch.from_numpy(array)
+
+
+MOST = 32
+"""So many programs may be on their way. Each holds its results and what it reads."""
+
+
+class InFlight:
+    """The programs that a device was given.
+
+    Args:
+        most: So many may be unfinished when the next one is given to it.
+        wait: Waits for an array.
+    """
+
+    def __init__(self, most: int = MOST, wait: Callable[[Any], Any] | None = None):
+        self._most = most
+        self._wait = wait or (lambda array: array.block_until_ready())
+        self._launched: deque[Any] = deque()
+
+    def note(self, results: Sequence[Any]) -> None:
+        """Notes a launch; waits for the oldest ones if there are too many.
+
+        Args:
+            results: Arrays that the program makes; the smallest is held until it is waited for.
+        """
+        if results:
+            self._launched.append(min(results, key=lambda array: array.size))
+        self._keep(self._most)
+
+    def drain(self) -> None:
+        """Waits for all."""
+        self._keep(0)
+
+    def _keep(self, most: int) -> None:
+        while len(self._launched) > most:
+            oldest = self._launched.popleft()
+            with contextlib.suppress(Exception):  # whoever reads a result is told
+                if not oldest.is_deleted():
+                    self._wait(oldest)
+
+
+_returned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def worth_noting(values: Sequence[Tensor]) -> list[int]:
+    """Returns which results are so large that copying them would take longer than noting them.
+
+    Args:
+        values: Fake tensors, one per result.
+    """
+    sizes = [v.numel() * v.element_size() for v in values]
+    return [k for k, size in enumerate(sizes) if size > staging.LIMIT]
+
+
+def note(buffer: Any) -> None:
+    """Notes a buffer, of XLA's CPU client, that becomes a tensor of torch's."""
+    _returned[buffer.unsafe_buffer_pointer()] = buffer
+
+
+def find_returned(tensor: Tensor, shape: Sequence[int]) -> Any | None:
+    """Returns the buffer whose memory a tensor has, if there is one.
+
+    Args:
+        tensor: On the CPU.
+        shape: In the order of memory.
+    """
+    buffer = _returned.get(tensor.data_ptr())
+    if buffer is None or buffer.is_deleted():
+        return None
+    fits = buffer.shape == tuple(shape) and buffer.dtype == to_jax(tensor.dtype)
+    return buffer if fits else None

@@ -163,7 +163,7 @@ class OpenXLA(Backend):
         plan = super().plan(graph, options)
         if options.collectives == "torch" or not any(map(_is_distributed, graph.calls)):
             return plan
-        from dynamo_backends.xla.mesh.agreement import planned_together
+        from dynamo_backends.xla.mesh.local import planned_together
 
         return planned_together(graph, plan)
 

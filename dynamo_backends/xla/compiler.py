@@ -17,16 +17,14 @@ from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.foreign_calls import calls_of_libraries
-from dynamo_backends.xla.late_scales import scale_late
+from dynamo_backends.xla.late_scales import scale_late, share_heads
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
 from dynamo_backends.xla.preparation import translate
-from dynamo_backends.xla.products import simplify_products
+from dynamo_backends.xla.products import simplify_products, split_skinny
 from dynamo_backends.xla.repeated import may_fuse_products
 from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
-from dynamo_backends.xla.shared_heads import share_heads
-from dynamo_backends.xla.skinny import split_skinny
 from dynamo_backends.xla.updating import executable_for, results_order, updated_in_place
 
 

@@ -15,12 +15,11 @@ from dynamo_backends.graph.layouts import in_row_major, row_major
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.compiler import abstract
-from dynamo_backends.xla.late_scales import scale_late
+from dynamo_backends.xla.late_scales import scale_late, share_heads
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import logical
 from dynamo_backends.xla.runtime import open_device
-from dynamo_backends.xla.shared_heads import share_heads
 
 
 def portable_program(graph: Graph, options: LoweringOptions) -> bytes:

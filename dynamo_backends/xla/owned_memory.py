@@ -17,8 +17,7 @@ from torch import Tensor
 from dynamo_backends._torch_private import is_private
 from dynamo_backends.graph.layouts import Importer
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.arrays import to_numpy
-from dynamo_backends.xla.returned import find_returned
+from dynamo_backends.xla.arrays import find_returned, to_numpy
 from dynamo_backends.xla.runtime import Device
 
 

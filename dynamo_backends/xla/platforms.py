@@ -1,7 +1,14 @@
 """The platforms that XLA is asked for, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import Tensor
+
+from dynamo_backends._torch_private import from_dlpack, to_dlpack
+from dynamo_backends.cudagraphs.device import driver
+from dynamo_backends.graph.layouts import aligned
+from dynamo_backends.xla import _jaxlib
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Those that jax knows."""
@@ -18,3 +25,32 @@ def parts_of(device: str) -> tuple[str, int] | None:
     if colon and not index.isdecimal():
         return None
     return platform, int(index or 0)
+
+
+def import_tensors(tensors: Sequence[Tensor], handle: Any, index: int) -> list[Any]:
+    """Row-major tensors as buffers that share their memory.
+
+    Memory that is not aligned as XLA's kernels expect is copied.
+
+    Args:
+        tensors: On the device.
+        handle: XLA's name of the device.
+        index: torch's.
+    """
+    if not tensors:
+        return []
+    tensors = [aligned(t) for t in tensors]
+    stream = handle.get_stream_for_external_ready_events()
+    driver().wait_outside(stream, index)
+    return [_jaxlib.import_dlpack(to_dlpack(t), handle, stream) for t in tensors]
+
+
+def export_buffers(buffers: Sequence[Any], index: int) -> list[Tensor]:
+    """Buffers as tensors that share their memory, for torch's current stream.
+
+    Args:
+        buffers: Of XLA's, perhaps still being computed.
+        index: torch's name of the device.
+    """
+    stream = driver().current_stream(index).cuda_stream
+    return [from_dlpack(_jaxlib.export_dlpack(b, stream=stream)) for b in buffers]

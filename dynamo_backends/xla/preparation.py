@@ -6,7 +6,8 @@ compiled by XLA after all.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,10 @@ import torch
 from jax.extend import core
 from torch import Tensor
 
-from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private import disable_current_modes, from_dlpack
+from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends.runtime.freezing import bits_of
+from dynamo_backends.xla import _jaxlib
 
 _COMPUTED = frozenset({"float32", "float64"})  # XLA may round others less often than torch
 _MOVED = _COMPUTED | {"bfloat16", "float16", "int8", "uint8", "int32", "int64", "bool"}
@@ -255,3 +259,63 @@ def _keeps_types(preparation: Preparation, jaxpr: Any) -> bool:
             torch.empty(a.shape, dtype=getattr(torch, str(a.dtype)), device="meta") for a in avals
         ]
     return described(preparation(weights)) == described([v.aval for v in jaxpr.outvars])
+
+
+LEAST = 1 << 12
+"""Bytes; smaller ones are not looked for."""
+
+_SAMPLE = 16  # elements
+
+Import = Callable[[Tensor], Any]
+"""Makes a buffer that shares a tensor's memory, or has a copy of it."""
+
+
+class EqualWeights:
+    """Buffers of prepared weights, known for as long as programs hold them."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
+        self._lock = fork_safe_lock()
+
+    def buffers(
+        self,
+        prepared: Sequence[Tensor],
+        weights: Collection[Tensor],
+        place: Hashable,
+        take_in: Import,
+    ) -> list[Any]:
+        """Returns a buffer for each prepared weight: that of an equal one, if there is one.
+
+        Args:
+            prepared: Contiguous tensors on the CPU.
+            weights: What they were made of. A prepared weight that shares memory with one of them
+                has a buffer of its own, since the caller writes there.
+            place: The device that buffers are on.
+            take_in: Makes a new buffer.
+        """
+        callers = {w.untyped_storage().data_ptr() for w in weights}
+        return [
+            take_in(tensor)
+            if tensor.nbytes < LEAST or tensor.untyped_storage().data_ptr() in callers
+            else self._one(tensor, place, take_in)
+            for tensor in prepared
+        ]
+
+    def _one(self, tensor: Tensor, place: Hashable, take_in: Import) -> Any:
+        bits = bits_of(tensor).view(-1)
+        sample = bits[:: len(bits) // _SAMPLE].tolist()
+        key = (place, tensor.dtype, tensor.shape, *sample)
+        with self._lock:
+            known = self._known.get(key)
+            if known is not None and torch.equal(_bits(known), bits):
+                return known
+            made = self._known[key] = take_in(tensor)
+            return made
+
+
+def _bits(buffer: Any) -> Tensor:
+    return bits_of(from_dlpack(_jaxlib.export_dlpack(buffer))).view(-1)
+
+
+equal_weights = EqualWeights()
+"""Those of this process."""

@@ -12,14 +12,12 @@ crashes. Programs with such operands are compiled with products by themselves.
 import itertools
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax import lax
 from jax.extend import core
-
-from dynamo_backends.xla.equations import in_place_of
 
 POINTWISE = frozenset(
     name
@@ -188,3 +186,20 @@ def _reshaped(source: Sequence[int], shape: Sequence[int], known: Collection[int
         if size > 1 and all(d in known or source[d] == 1 for d in made_of):
             found.add(k)
     return found
+
+
+def in_place_of(eqn: Any, function: Callable[..., jax.Array]) -> list[Any]:
+    """Returns the equations of a function that computes what an equation does, with its variables.
+
+    Args:
+        eqn: Has one result.
+        function: Takes what the equation takes.
+    """
+    given = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    traced = jax.make_jaxpr(function)(*given).jaxpr
+    names = dict(zip((*traced.invars, *traced.outvars), (*eqn.invars, *eqn.outvars), strict=True))
+
+    def renamed(atoms: Any) -> list[Any]:
+        return [names.get(a, a) if isinstance(a, core.Var) else a for a in atoms]
+
+    return [e.replace(invars=renamed(e.invars), outvars=renamed(e.outvars)) for e in traced.eqns]

@@ -19,9 +19,9 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.launch import Launch
 from dynamo_backends.xla.owned_memory import find_owned, move_to_xla
 from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.updating import Launch
 
 
 def in_one_dimension(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

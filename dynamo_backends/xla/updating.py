@@ -6,24 +6,28 @@ contents copied in the same run (`launch`).
 """
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, compress
 from typing import Any
 
 import jax
+import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Importer
+from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
+from dynamo_backends.runtime.atomic import at_once, give_up, until_done
 from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla.arrays import note
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.launch import Launch
 from dynamo_backends.xla.owned_memory import OwnedBuffer, find_owned, move_to_xla
-from dynamo_backends.xla.returned import note
 from dynamo_backends.xla.runtime import Device, Staging, XlaExecutable, XlaInputMap
 
 
@@ -204,3 +208,82 @@ class _Updated:
         if self.slot is None:
             return None
         return find_owned(tensor) or move_to_xla(tensor, self.importer, device)
+
+
+class Launch:
+    """One run, and where its results belong.
+
+    Args:
+        tensors: What is updated; the first results are their new contents.
+        owned: Where each lives, if in memory of XLA's.
+        copied_inputs: The memory of the others, in the order of dimensions of the results.
+        taken: Gets the results when all contents are new.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        owned: Sequence[OwnedBuffer | None],
+        copied_inputs: list[Tensor],
+        taken: list[Any],
+    ):
+        self._residents = [
+            (place, owner, tensor)
+            for place, (owner, tensor) in enumerate(zip(owned, tensors, strict=True))
+            if owner is not None
+        ]
+        self._is_copied = [owner is None for owner in owned]
+        self._guests = copied_inputs
+        self._taken = taken
+
+    def run(self, results: Iterator[list[Any]]) -> None:
+        """Executes the program.
+
+        Args:
+            results: Executes it when the only element is taken, and gives its results; in C.
+
+        Raises:
+            StepCaptureError: XLA failed in the middle; what it had been given is lost.
+            BaseException: Whatever stopped it, before or after the run.
+        """
+        found: list[list[Any]] = []
+        contents: list[Tensor] = []
+        torch.autograd.graph.increment_version([tensor for _, _, tensor in self._residents])
+        for place, owner, _ in self._residents:
+            owner.expect(found, place)
+        actions: list[Callable[[], Any]] = [partial(found.extend, results)]
+        if self._guests:
+            arrived = compress(chain.from_iterable(found), self._is_copied)
+            exported = map(from_dlpack, map(_jaxlib.export_dlpack, arrived))
+            shaped = map(Tensor.view, exported, [guest.shape for guest in self._guests])
+            actions.append(partial(contents.extend, shaped))
+            actions.append(partial(torch._foreach_copy_, self._guests, contents))
+        try:
+            at_once([*actions, partial(self._taken.extend, chain(found))])
+        except BaseException as error:
+            if not found:
+                self._check_survival(error)
+            else:
+                until_done(partial(self._settle, found))
+            raise
+        self._settle(found)
+
+    def _settle(self, found: list[list[Any]]) -> None:
+        """Does what is left to do, if anything is; may be repeated."""
+        if not self._taken:
+            arrived = compress(found[0], self._is_copied)
+            for guest, result in zip(self._guests, arrived, strict=True):
+                guest.copy_(from_dlpack(_jaxlib.export_dlpack(result)).view(guest.shape))
+            self._taken.extend(found)
+        for _, owner, _ in self._residents:
+            owner.settle()
+
+    def _check_survival(self, error: BaseException) -> None:
+        """After a failed execution: memory that XLA has given up must not be read any more."""
+        lost = [tensor for _, owner, tensor in self._residents if owner.buffer.is_deleted()]
+        if lost:
+            until_done(partial(give_up, lost))
+            raise StepCaptureError(
+                f"XLA failed in the middle of a run ({error}) and {len(lost)} tensors that it was "
+                "updating are lost; they are NaN now. Load the last checkpoint, or start anew."
+            ) from error

@@ -20,7 +20,7 @@ from tests.aot.interruptions import Instructions, watched
 BACKENDS = ("openxla", "aot_eager", "inductor")
 FILES = (
     "aot/step/program/variant.py", "aot/step/program/programs.py", "runtime/atomic.py",
-    "xla/step_runtime.py", "xla/launch.py", "xla/owned_memory.py", "inductor/steps.py",
+    "xla/step_runtime.py", "xla/updating.py", "xla/owned_memory.py", "inductor/steps.py",
     "graph/layouts.py", "signal.py", "/torchinductor_",
 )  # fmt: skip
 """Where a step runs; "/torchinductor_" is the folder of Inductor's programs."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.xla import _jaxlib, runtime
-from dynamo_backends.xla.equal_weights import LEAST, EqualWeights, equal_weights
+from dynamo_backends.xla.preparation import LEAST, EqualWeights, equal_weights
 from dynamo_backends.xla.runtime import open_device
 
 MANY = LEAST // 4  # elements of float32

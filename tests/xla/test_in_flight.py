@@ -1,6 +1,6 @@
 """How much a device is asked for before somebody waits."""
 
-from dynamo_backends.xla.in_flight import InFlight
+from dynamo_backends.xla.arrays import InFlight
 
 
 class Array:

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dynamo_backends.xla.lowering import batch_norm, group_norm
+from dynamo_backends.xla.lowering import batch_norm, normalization
 from dynamo_backends.xla.lowering.values import ChannelsLast
 from tests.xla.harness import run
 
@@ -139,8 +139,8 @@ def test_layouts_agree_and_are_kept():
         return grads[0], out.array if isinstance(out, ChannelsLast) else out, *grads[1:]
 
     def group(x):
-        out, mean, rstd = group_norm.group_norm(x, weight, bias, 2, 6, 20, 3, 1e-5)
-        return group_norm.group_norm_backward(out, x, mean, rstd, weight, 2, 6, 20, 3, mask)
+        out, mean, rstd = normalization.group_norm(x, weight, bias, 2, 6, 20, 3, 1e-5)
+        return normalization.group_norm_backward(out, x, mean, rstd, weight, 2, 6, 20, 3, mask)
 
     for fn in (batch, group):
         plain, last = _both_layouts(fn)

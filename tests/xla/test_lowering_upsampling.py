@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamo_backends.xla.lowering.resampling import linear, nearest
+from dynamo_backends.xla.lowering.upsampling import linear, nearest
 from tests.xla.lowering_checks import assert_like_eager, gradient
 
 aten = torch.ops.aten

@@ -1,7 +1,7 @@
 """Collectives are read off XLA's text of a program."""
 
 from dynamo_backends.interface.mesh_report import Collective
-from dynamo_backends.xla.mesh.reports import collectives_of
+from dynamo_backends.xla.mesh.compiling import collectives_of
 
 PROGRAM = """
   %a = f32[8,4]{1,0} all-reduce(%x), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add

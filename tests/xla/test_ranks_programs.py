@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.xla.mesh.agreement import Offer, why_apart
+from dynamo_backends.xla.mesh.local import Offer, why_apart
 from tests.xla.ranks import job
 
 _SHARED = """

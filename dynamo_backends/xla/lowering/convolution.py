@@ -12,9 +12,8 @@ from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering import convolution_programs as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.convolution_shape import Settings
-from dynamo_backends.xla.lowering.layouts import batched_channels_last, unbatched
 from dynamo_backends.xla.lowering.registry import Layout, lowers
-from dynamo_backends.xla.lowering.values import Value, logical
+from dynamo_backends.xla.lowering.values import Value, batched_channels_last, logical, unbatched
 
 
 def on_parts(

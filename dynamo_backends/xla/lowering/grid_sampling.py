@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.layouts import finish_channels_last
 from dynamo_backends.xla.lowering.registry import Layout, lowers
-from dynamo_backends.xla.lowering.values import Value, channels_last, logical
+from dynamo_backends.xla.lowering.values import Value, channels_last, finish_channels_last, logical
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2

@@ -12,9 +12,9 @@ import torch
 from jax import lax
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
-from dynamo_backends.xla.lowering.casts import scalar
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.values import scalar
 
 Dims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 

@@ -8,11 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
-from dynamo_backends.xla.lowering.casts import scalar
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.layouts import storage, stored_axis, stored_like
 from dynamo_backends.xla.lowering.registry import Layout, lowers
-from dynamo_backends.xla.lowering.values import Value
+from dynamo_backends.xla.lowering.values import Value, scalar, storage, stored_axis, stored_like
 
 _Pad = Callable[[jax.Array, Sequence[tuple[int, int]]], jax.Array]
 

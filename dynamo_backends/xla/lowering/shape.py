@@ -8,9 +8,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.layouts import storage, stored_axis, stored_like
 from dynamo_backends.xla.lowering.registry import Layout, Promotion, lowers, pointwise
-from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last, logical
+from dynamo_backends.xla.lowering.values import (
+    ChannelsLast,
+    Value,
+    channels_last,
+    logical,
+    storage,
+    stored_axis,
+    stored_like,
+)
 
 
 @lowers(

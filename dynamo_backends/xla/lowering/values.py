@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from dynamo_backends.xla.lowering.context import Context
 
 
 @dataclass(frozen=True)
@@ -87,3 +90,99 @@ def channels_last(value: Value) -> jax.Array:
     if isinstance(value, ChannelsLast):
         return value.array
     return jnp.moveaxis(value, 1, -1)
+
+
+def cast(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Converts an array to another element type.
+
+    Where XLA and C++ differ, this follows torch on x86: a float that int32 (for 64-bit types and
+    uint32: int64) cannot hold becomes the smallest such integer, of which narrower types keep the
+    low bits; XLA alone would saturate. A complex number loses its imaginary part.
+    """
+    dtype = jnp.dtype(dtype)
+    if x.dtype == dtype:
+        return x
+    if jnp.issubdtype(x.dtype, jnp.complexfloating) and not jnp.issubdtype(
+        dtype, jnp.complexfloating
+    ):
+        if dtype == jnp.bool_:
+            return (x.real != 0) | (x.imag != 0)
+        x = x.real
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer):
+        return _float_to_int(x, dtype)
+    return x.astype(dtype)
+
+
+def _float_to_int(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    narrow = dtype.itemsize < 4 or dtype == jnp.int32
+    wide = jnp.dtype(jnp.int32 if narrow else jnp.int64)
+    info = jnp.iinfo(wide)
+    if x.dtype.itemsize < 4:
+        x = x.astype(jnp.float32)
+    bound = np.array(2.0 ** (info.bits - 1), x.dtype)
+    inside = (x >= -bound) & (x < bound)
+    low = jnp.where(inside, x.astype(wide), wide.type(info.min))
+    if dtype == jnp.uint64:
+        high = (x >= bound) & (x < bound * 2)
+        return jnp.where(high, x.astype(dtype), low.astype(dtype))
+    return low.astype(dtype)
+
+
+def scalar(value: complex | float | int | bool, dtype: jnp.dtype) -> np.ndarray:
+    """Returns a Python number as a 0-d constant of exactly this dtype, integers wrapping around."""
+    dtype = jnp.dtype(dtype)
+    if isinstance(value, complex) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        value = value.real
+    if jnp.issubdtype(dtype, jnp.integer) and isinstance(value, int):
+        value = int(value) & ((1 << 64) - 1)
+        return np.array(value, np.uint64).astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(value).astype(dtype)
+
+
+def storage(x: Value) -> jax.Array:
+    """Returns the array as it is stored, whichever way that is."""
+    return x.array if isinstance(x, ChannelsLast) else x
+
+
+def stored_like(x: Value, array: jax.Array) -> Value:
+    """Wraps a result whose dimensions are in the order of `storage(x)`."""
+    return ChannelsLast(array) if isinstance(x, ChannelsLast) else array
+
+
+def stored_axis(x: Value, dim: int) -> int:
+    """Returns where torch's dimension `dim` (it may be negative) lies in `storage(x)`."""
+    dim = dim % x.ndim
+    if not isinstance(x, ChannelsLast) or dim == 0:
+        return dim
+    return x.ndim - 1 if dim == 1 else dim - 1
+
+
+def wants_channels_last(ctx: Context, x: Value) -> bool:
+    """Whether the result of a convolution or pooling of `x` is to be stored channels last."""
+    return ctx.options.channels_last or isinstance(x, ChannelsLast)
+
+
+def finish_channels_last(ctx: Context, x: Value, array: jax.Array) -> Value:
+    """Hands on an array (N, *spatial, C) computed from `x`, in the layout that the graph uses."""
+    value = ChannelsLast(array)
+    return value if wants_channels_last(ctx, x) else logical(value)
+
+
+def batched_channels_last(x: Value, spatial: int) -> tuple[jax.Array, bool]:
+    """The array (N, *spatial, C) of a batched or unbatched image, and whether it was batched.
+
+    Args:
+        x: A tensor (N, C, *spatial) or (C, *spatial).
+        spatial: Number of spatial dimensions.
+    """
+    if x.ndim == spatial + 2:
+        return channels_last(x), True
+    return channels_last(logical(x)[None]), False
+
+
+def unbatched(ctx: Context, x: Value, array: jax.Array, batched: bool) -> Value:
+    """Undoes `batched_channels_last` on a result (N, *spatial, C)."""
+    if batched:
+        return finish_channels_last(ctx, x, array)
+    return logical(ChannelsLast(array))[0]

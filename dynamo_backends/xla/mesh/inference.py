@@ -24,10 +24,14 @@ from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.lowering.context import LoweringOptions
-from dynamo_backends.xla.mesh.compiling import compile_lowered, lower_split
+from dynamo_backends.xla.mesh.compiling import (
+    Splits,
+    compile_lowered,
+    lower_split,
+    mesh_report,
+    splitting,
+)
 from dynamo_backends.xla.mesh.devices import MeshDevice
-from dynamo_backends.xla.mesh.reports import mesh_report
-from dynamo_backends.xla.mesh.splits import Splits, splitting
 from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.steps import trace_step
 

@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import harness
 from dynamo_backends import compile_step
-from dynamo_backends.interface.mesh_report import MeshReport
+from dynamo_backends.interface.mesh import MeshReport
 
 WIDTH, HIDDEN = 512, 2048
 

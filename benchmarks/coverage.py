@@ -21,8 +21,8 @@ from rich.table import Table
 import harness
 from dynamo_backends.bench.suites.case import Scale, call
 from dynamo_backends.capture.coverage import coverage
+from dynamo_backends.capture.first_call import optimize
 from dynamo_backends.capture.metering import CountCalls
-from dynamo_backends.capture.optimize import optimize
 
 TARGET = 0.99
 COLUMNS = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from dynamo_backends._torch_private import lookup_backend
 from dynamo_backends.interface.compiler import compiler
-from dynamo_backends.interface.legacy_names import (
+from dynamo_backends.interface.registry import (
     OLD_BY_NAME,
     OLD_NAMES,
     OldName,

@@ -11,8 +11,7 @@ from torch import fx, nn
 import dynamo_backends
 from dynamo_backends import DeviceError, OptionError
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
 
 _BLOCK = """
 import importlib.machinery, sys

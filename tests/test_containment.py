@@ -16,7 +16,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import is_for_others
+from dynamo_backends.interface.errors import is_for_others
 from dynamo_backends.runtime.preparation import in_order
 from tests.checking import same, widen
 

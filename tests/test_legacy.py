@@ -10,8 +10,12 @@ import torch
 import dynamo_backends
 from dynamo_backends import legacy
 from dynamo_backends.interface.errors import UnknownBackendError
-from dynamo_backends.interface.legacy_names import OLD_NAMES, announce
-from dynamo_backends.interface.registry import get_backend, third_party_backends
+from dynamo_backends.interface.registry import (
+    OLD_NAMES,
+    announce,
+    get_backend,
+    third_party_backends,
+)
 
 ROOT = Path(__file__).parents[1]
 ACCELERATE = ["eager", "aot_eager", "inductor", "aot_ts_nvfuser", "nvprims_nvfuser", "cudagraphs",

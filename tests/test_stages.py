@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.interface import stages
-from dynamo_backends.interface.stages import StageClock, clocked, in_words, stage
+from dynamo_backends.interface import counters
+from dynamo_backends.interface.counters import StageClock, clocked, in_words, stage
 
 
 @pytest.fixture
@@ -28,45 +28,45 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_a_stage_has_its_own_seconds_and_not_those_of_others_inside(
     passes: Callable[[float], None],
 ):
-    with clocked(StageClock()) as clock, stage(stages.AOT):
+    with clocked(StageClock()) as clock, stage(counters.AOT):
         passes(1)
-        with stage(stages.PLAN):
+        with stage(counters.PLAN):
             passes(2)
-            with stage(stages.TRIALS):
+            with stage(counters.TRIALS):
                 passes(4)
-            with stage(stages.TRIALS):
+            with stage(counters.TRIALS):
                 passes(8)
         passes(16)
-    assert clock.seconds == {stages.TRIALS: 12, stages.PLAN: 2, stages.AOT: 17}
+    assert clock.seconds == {counters.TRIALS: 12, counters.PLAN: 2, counters.AOT: 17}
 
 
 def test_a_stage_that_fails_is_counted(passes: Callable[[float], None]):
     def fail() -> None:
-        with stage(stages.LOWERING):
+        with stage(counters.LOWERING):
             passes(3)
             raise ValueError("planted")
 
     with clocked(StageClock()) as clock:
         with pytest.raises(ValueError, match="planted"):
             fail()
-        with stage(stages.LOWERING):
+        with stage(counters.LOWERING):
             passes(1)
-    assert clock.seconds == {stages.LOWERING: 4}
+    assert clock.seconds == {counters.LOWERING: 4}
 
 
 def test_one_clock_runs_at_a_time_and_without_one_nothing_is_counted(
     passes: Callable[[float], None],
 ):
-    with clocked(StageClock()) as outer, clocked(StageClock()) as inner, stage(stages.PASSES):
+    with clocked(StageClock()) as outer, clocked(StageClock()) as inner, stage(counters.PASSES):
         passes(1)
     assert inner is outer
-    with stage(stages.PASSES):
+    with stage(counters.PASSES):
         passes(1)
-    assert outer.seconds == {stages.PASSES: 1}
+    assert outer.seconds == {counters.PASSES: 1}
 
 
 def test_stages_in_words_are_in_the_order_of_the_way():
-    seconds = {stages.VERIFICATION: 0.5, stages.CAPTURE: 1.234, stages.PASSES: 0.001}
+    seconds = {counters.VERIFICATION: 0.5, counters.CAPTURE: 1.234, counters.PASSES: 0.001}
     assert in_words(seconds) == "capture 1.23, verification 0.50"
     assert in_words({}) == ""
 
@@ -77,8 +77,16 @@ def test_a_report_has_them_and_explain_shows_them():
         explanation = dynamo_backends.explain(model, x, backend="onnxrt")
     (report,) = explanation.reports
     seconds: dict[str, Any] = report.stage_seconds
-    expected = {stages.CAPTURE, stages.AOT, stages.NORMAL_FORM, stages.PASSES, stages.PLAN}
-    assert expected | {stages.VENDOR, stages.VERIFICATION} <= set(seconds) <= set(stages.STAGES)
+    expected = {
+        counters.CAPTURE,
+        counters.AOT,
+        counters.NORMAL_FORM,
+        counters.PASSES,
+        counters.PLAN,
+    }
+    assert (
+        expected | {counters.VENDOR, counters.VERIFICATION} <= set(seconds) <= set(counters.STAGES)
+    )
     assert all(value >= 0 for value in seconds.values())
     assert report.to_dict()["stage_seconds"] == seconds
     assert "seconds of each stage: capture " in str(explanation)

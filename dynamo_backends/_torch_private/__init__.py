@@ -61,14 +61,18 @@ from dynamo_backends._torch_private.distributed import (
 )
 from dynamo_backends._torch_private.dynamo import (
     captured_arguments,
+    compile_id,
     dynamo_control_flow,
     dynamo_counters,
     hidden_from_dynamo,
     is_capturing,
+    is_profiled,
     lookup_backend,
     same,
+    trace_artifact,
     without_captures,
 )
+from dynamo_backends._torch_private.functorch import transforms_given, unwrapped
 from dynamo_backends._torch_private.graphs import (
     captured_static_inputs,
     copy_captured,
@@ -99,8 +103,11 @@ from dynamo_backends._torch_private.inductor import (
     prepacked_convolution,
     tell_inductor_of_images,
 )
-from dynamo_backends._torch_private.inductor_casts import settings_for_casts
-from dynamo_backends._torch_private.inductor_compiler import find_vectors, load_cpp
+from dynamo_backends._torch_private.inductor_compiler import (
+    find_vectors,
+    load_cpp,
+    settings_for_casts,
+)
 from dynamo_backends._torch_private.lazy import (
     lazy_fallbacks,
     lazy_graph,
@@ -109,7 +116,6 @@ from dynamo_backends._torch_private.lazy import (
     lazy_sync,
     start_lazy_backend,
 )
-from dynamo_backends._torch_private.observing import compile_id, is_profiled, trace_artifact
 from dynamo_backends._torch_private.onnx import (
     onnx_call,
     onnx_opset_imports,
@@ -130,31 +136,29 @@ from dynamo_backends._torch_private.operators import (
     elementwise_dtypes,
     is_composite,
 )
-from dynamo_backends._torch_private.subclasses import (
-    ends_of_outputs,
-    is_functionalized,
-    is_parameter,
-    is_traced,
-    make_wrapper,
-    mark_static,
-    return_and_correct_aliasing,
-    set_data,
-)
 from dynamo_backends._torch_private.symbols import FreshSymbols
 from dynamo_backends._torch_private.tensors import (
     FakeTensor,
     TensorProperties,
     bounds_of,
     concrete,
+    ends_of_outputs,
     from_dlpack,
     has_storage,
     is_dense_on_cpu,
+    is_functionalized,
     is_lazy,
+    is_parameter,
     is_private,
     is_traceable_wrapper_subclass,
+    is_traced,
     lazy_as,
+    make_wrapper,
+    mark_static,
     physical,
     plain_parts,
+    return_and_correct_aliasing,
+    set_data,
     size_bounds,
     storage_id,
     storage_users,
@@ -188,6 +192,5 @@ from dynamo_backends._torch_private.tracing import (
     outside_of_captures,
     settings_of_tracing,
     tracing_a_step,
+    tracing_apart,
 )
-from dynamo_backends._torch_private.tracing_apart import tracing_apart
-from dynamo_backends._torch_private.transforms import transforms_given, unwrapped

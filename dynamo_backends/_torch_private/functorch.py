@@ -14,11 +14,12 @@
 """
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import _vmap_internals
+from torch import Tensor, _vmap_internals
 from torch._functorch import eager_transforms, vmap
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
@@ -99,3 +100,44 @@ def out_of_place(func: Any) -> Any:
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     packet = getattr(torch.ops.aten, name, None) if func.namespace == "aten" else None
     return getattr(packet, func._overloadname, None)
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Returns the tensor that torch.func's transforms have wrapped, once or several times."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
+
+
+@contextlib.contextmanager
+def transforms_given(substitute: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Inside: torch.func's transforms in this thread wrap what stands in for a tensor.
+
+    They wrap their arguments in C++, of which torch function modes see nothing.
+
+    Args:
+        substitute: From a tensor to what stands in for it.
+    """
+    from torch._functorch import eager_transforms, vmap
+
+    owners = (eager_transforms, "_wrap_for_grad"), (vmap, "_add_batch_dim")
+    before = [(owner, name, getattr(owner, name)) for owner, name in owners]
+    for owner, name, original in before:
+        setattr(owner, name, _given(substitute, original))
+    try:
+        yield
+    finally:
+        for owner, name, original in before:
+            setattr(owner, name, original)
+
+
+def _given(substitute: Callable[[Tensor], Tensor], original: Any) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def wrap(tensor: Tensor, *rest: Any) -> Any:
+        if threading.get_ident() == thread:
+            tensor = substitute(tensor)
+        return original(tensor, *rest)
+
+    return wrap

@@ -31,11 +31,11 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
-from dynamo_backends._torch_private.inductor_casts import settings_for_casts
-from dynamo_backends._torch_private.inductor_compiler import find_vectors
-from dynamo_backends._torch_private.inductor_keeps import (
+from dynamo_backends._torch_private.inductor_compiler import (
+    find_vectors,
     forgetting_constants,
     packed_weights_in_cache,
+    settings_for_casts,
 )
 from dynamo_backends._torch_private.joined_kernels import (
     defer_precompiled_header,

@@ -12,12 +12,16 @@ import functools
 import os
 import shlex
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor, fx
 
-from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends._torch_private.forks import fork_safe_lock, fork_safe_rlock
 
 
 def load_cpp(source: str) -> Any:
@@ -86,3 +90,95 @@ def _knows_flags(compiler: str, flags: str) -> bool:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except OSError:
         return False
+
+
+_CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default})
+
+
+def settings_for_casts(graph: fx.Graph) -> dict[str, Any]:
+    """Settings of Inductor by which casts to less precise types round.
+
+    They make loops in float16 and bfloat16 round after each operator, as eager does, so graphs
+    without such a cast do not get them.
+    """
+    rounds = any(node.target in _CASTS and _is_rounding(node) for node in graph.nodes)
+    return {"emulate_precision_casts": True} if rounds else {}
+
+
+def _is_rounding(node: fx.Node) -> bool:
+    source: Any = node.args[0]
+    value, result = source.meta.get("val"), node.meta.get("val")
+    if not isinstance(value, Tensor) or not isinstance(result, Tensor):
+        return False
+    if not result.is_floating_point() or result.dtype.itemsize != 2:
+        return False
+    return value.dtype != result.dtype
+
+
+_patching = fork_safe_rlock()
+
+
+@contextmanager
+def forgetting_constants() -> Iterator[None]:
+    """What is compiled inside lives as long as what calls it, and so do the weights it holds.
+
+    Torch would keep modules with weights until the process ends, to remove their files if it is
+    asked for that; and the class of each graph that it has pickled, which has the graph's weights.
+    """
+    from torch._inductor.codecache import FxGraphCachePickler, PyCodeCache
+
+    modules: list[Any] = getattr(PyCodeCache, "modules", [])
+    before = set(map(id, modules))
+    try:
+        yield
+    finally:
+        for loaded in [each for each in modules if id(each) not in before]:
+            if any(isinstance(value, Tensor) for value in vars(loaded).values()):
+                with suppress(ValueError):  # another thread was faster
+                    modules.remove(loaded)
+                name = str(loaded.__name__)
+                if sys.modules.get(name) is loaded:
+                    del sys.modules[name]
+        pickled: dict[type, bool] = getattr(FxGraphCachePickler, "_pickleable_type_cache", {})
+        for kind in list(pickled):
+            if issubclass(kind, fx.GraphModule):
+                pickled.pop(kind, None)
+
+
+@contextmanager
+def packed_weights_in_cache() -> Iterator[None]:
+    """Inside, Inductor keeps graphs on disk also if frozen weights are in layouts of oneDNN.
+
+    Other frozen weights are part of a key by their metadata alone, and are taken from the graph
+    that is compiled when a kept one is loaded. Those of oneDNN are refused, as they cannot be
+    pickled; by their sizes and dtype they can: the code that Inductor makes hands them to oneDNN.
+    """
+    from torch._inductor import codecache
+    from torch._inductor.freezing_utils import is_frozen_param
+
+    pickler = codecache.FxGraphCachePickler
+    validator = getattr(codecache, "CacheabilityValidator", None)
+    if validator is None or not hasattr(pickler, "_reduce_tensor"):
+        yield  # another version: such graphs are compiled in each process
+        return
+
+    def is_packed(tensor: Tensor) -> bool:
+        return tensor.is_mkldnn and is_frozen_param(tensor)
+
+    with _patching:
+        reduce, check = pickler._reduce_tensor, validator.check_tensor
+
+        def reduce_tensor(self: Any, tensor: Tensor) -> Any:
+            if is_packed(tensor):
+                return str, (f"oneDNN {tensor.dtype} {tuple(tensor.shape)}",)
+            return reduce(self, tensor)
+
+        def check_tensor(tensor: Tensor) -> None:
+            if not is_packed(tensor):
+                check(tensor)
+
+        with (
+            mock.patch.object(pickler, "_reduce_tensor", reduce_tensor),
+            mock.patch.object(validator, "check_tensor", staticmethod(check_tensor)),
+        ):
+            yield

@@ -20,9 +20,12 @@
 """
 
 import contextlib
+import functools
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -31,8 +34,11 @@ from torch import fx
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from dynamo_backends._torch_private.forks import fork_safe_lock
 
 disable_current_modes = _disable_current_modes
 
@@ -249,3 +255,59 @@ def node_of(tensor: torch.Tensor) -> fx.Node | None:
     assert mode is not None
     slot: Any = proxy_tensor.get_proxy_slot(tensor, mode.tracer, None)
     return None if slot is None else slot.proxy.node
+
+
+_here = threading.local()
+_lock = fork_safe_lock()
+
+
+class _NoPatches(_symbolic_trace._Patcher):
+    """Replaces nothing: `make_fx` looks into modules, and takes attributes as they are."""
+
+    def patch(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def patch_method(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _no_patches() -> Iterator[_NoPatches]:
+    yield _NoPatches()
+
+
+def _with_own_variables(trace: Any) -> Callable[..., fx.Graph]:
+    """Returns the function with its own copy of its module's variables."""
+    variables = dict(trace.__globals__, _is_fx_tracing_flag=False, _new_patcher=_no_patches)
+    return FunctionType(
+        trace.__code__, variables, trace.__name__, trace.__defaults__, trace.__closure__
+    )
+
+
+@functools.cache
+def _install() -> None:
+    """From now on `Tracer.trace` is another function in threads that are `tracing_apart`."""
+    from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+    original: Any = fx.Tracer.trace
+    apart = _with_own_variables(inspect.unwrap(original))  # Dynamo puts a function around it
+
+    @functools.wraps(original)
+    def trace(self: fx.Tracer, *args: Any, **kwargs: Any) -> fx.Graph:
+        alone = getattr(_here, "is_apart", False) and isinstance(self, PythonKeyTracer)
+        return (apart if alone else original)(self, *args, **kwargs)
+
+    fx.Tracer.trace = trace  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def tracing_apart() -> Iterator[None]:
+    """Inside: other threads see nothing of what `make_fx` traces in this one."""
+    with _lock:
+        _install()
+    before = getattr(_here, "is_apart", False)
+    _here.is_apart = True
+    try:
+        yield
+    finally:
+        _here.is_apart = before

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.roles import WEIGHT_ROLES, Input, Role
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role, source_line
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import InputReport
 

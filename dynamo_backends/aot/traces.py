@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.interface.counters import LOADING, stage
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.stages import LOADING, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.row_writes import RowWrite
+from dynamo_backends.graph.donation import RowWrite
 from dynamo_backends.runtime.atomic import write
 
 Run = Callable[[list[Any]], Sequence[Any]]

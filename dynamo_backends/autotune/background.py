@@ -16,7 +16,7 @@ from dynamo_backends.autotune.sizes import Symbols, counted, has_symbols, within
 from dynamo_backends.autotune.status import Followed, TuningStatus
 from dynamo_backends.autotune.subjects import FunctionSubject
 from dynamo_backends.autotune.tuner import GraphTuner, TuningResult
-from dynamo_backends.graph.private_draws import PrivateDraws, privately
+from dynamo_backends.graph.seeded_draws import PrivateDraws, privately
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.pipeline import background

@@ -13,13 +13,13 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.options import EAGER, SPLIT, AutotuneOptions, by_default
 from dynamo_backends.autotune.verify import autocast_bfloat16
 from dynamo_backends.int8.packages import NNCF, TORCHAO
-from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import versions
 from dynamo_backends.interface.protocols import CompilesSteps, NamedBounds
 from dynamo_backends.interface.registry import (
     ENTRY_POINT_GROUP,
+    availability_of,
     get_backend,
     list_backends,
     package_versions,

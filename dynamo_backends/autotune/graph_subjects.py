@@ -25,9 +25,8 @@ from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.decompose import decompose, retrace
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.graph import Graph, user_lines
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role, user_lines
 from dynamo_backends.graph.lstm import without_workspaces
-from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend
@@ -37,7 +36,7 @@ from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import trace
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import CandidateReport, GraphReport
-from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
+from dynamo_backends.pipeline.blocks import InductorBlocks
 from dynamo_backends.runtime.results import Results
 from dynamo_backends.verify import in_float64, restore_rng, snapshot_rng
 from dynamo_backends.workers.progress import COUNTS

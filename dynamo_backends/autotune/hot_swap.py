@@ -29,7 +29,7 @@ from dynamo_backends.autotune.subjects import FunctionSubject
 from dynamo_backends.autotune.tuner import GraphTuner, TuningResult, WrongWinner
 from dynamo_backends.autotune.tuning_thread import GaveUp, Task
 from dynamo_backends.autotune.verify import Trial, judge
-from dynamo_backends.graph.private_draws import DrawsError
+from dynamo_backends.graph.seeded_draws import DrawsError
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.registry import get_backend, is_found_elsewhere

@@ -40,8 +40,7 @@ from dynamo_backends.graph.graph import user_lines
 from dynamo_backends.int8.capture import placed
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.errors import CompileError, done_without
 from dynamo_backends.interface.protocols import NamedBounds
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
 from dynamo_backends.workers.race import Run

@@ -18,8 +18,7 @@ from dynamo_backends.autotune.options import EAGER, NOT_COMPILED
 from dynamo_backends.autotune.prior import CostModel
 from dynamo_backends.autotune.session import Outcome, TuningSession, Workload
 from dynamo_backends.autotune.subjects import Subject
-from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.errors import brief_error, done_without
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.workers.budget import Budget, budget_of
 from dynamo_backends.workers.progress import COUNTS, showing

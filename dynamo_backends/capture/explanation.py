@@ -13,13 +13,16 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dynamo_backends.capture.breaks import GraphBreak
-from dynamo_backends.capture.candidates import candidates_table, measured_text, tuning_seconds
+from dynamo_backends.capture.breaks import GraphBreak, Source
+from dynamo_backends.capture.candidates import (
+    candidates_table,
+    measured_text,
+    traffic_table,
+    tuning_seconds,
+)
 from dynamo_backends.capture.guards import Guards, Recompilation
-from dynamo_backends.capture.source import Source
-from dynamo_backends.capture.traffic import traffic_table
+from dynamo_backends.interface.counters import in_words
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport, plain
-from dynamo_backends.interface.stages import in_words
 
 
 @dataclass(frozen=True)

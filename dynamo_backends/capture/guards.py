@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any
 
 from dynamo_backends.aot.inputs import readable
-from dynamo_backends.capture.source import (
+from dynamo_backends.capture.breaks import (
     Source,
     function_name,
     line_of,

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import dynamo_counters
-from dynamo_backends.capture.gradients import differentiate
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.pipeline import background
@@ -176,3 +175,40 @@ def _modules(compiled: Any) -> list[nn.Module]:
     names = code.co_names if code is not None else ()
     found += [getattr(function, "__globals__", {}).get(name) for name in names]
     return [x for x in found if isinstance(x, nn.Module)]
+
+
+def differentiate(results: Any) -> None:
+    """Computes gradients of the sum of the results; nothing is added to any `.grad`.
+
+    Args:
+        results: What a call returned; afterwards they cannot be differentiated again.
+
+    Raises:
+        RuntimeError: They could not be differentiated.
+    """
+    outputs = [t for t in pytree.tree_leaves(results) if _is_differentiable(t)]
+    leaves = _leaves(outputs)
+    if leaves:
+        ones = [torch.ones_like(t) for t in outputs]
+        torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+
+
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and value.grad_fn is not None
+
+
+def _leaves(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the tensors without a history on which the outputs depend."""
+    leaves: dict[int, Tensor] = {}
+    open_nodes = [t.grad_fn for t in outputs]
+    seen = set()
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves[id(variable)] = variable
+        open_nodes += [following for following, _ in node.next_functions]
+    return list(leaves.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.graph.devices import why_no_cuda
+from dynamo_backends.graph.graph import why_no_cuda
 
 
 class Cuda:

@@ -10,9 +10,7 @@ from torch import Tensor
 from dynamo_backends.cudagraphs.captured import GraphedFunction
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.calls import tensors
-from dynamo_backends.graph.devices import device_index
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import WEIGHT_ROLES, Role
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role, device_index
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.options import Limits, Options

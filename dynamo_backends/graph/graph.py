@@ -5,17 +5,62 @@ constants have become placeholders with the role CONSTANT. Every node's `meta["v
 strides, dtype and device.
 """
 
+import enum
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from dynamo_backends._torch_private import lazy_graph_module
-from dynamo_backends.graph.roles import Input
-from dynamo_backends.graph.text import format_graph
+from dynamo_backends._torch_private import OpOverload, lazy_graph_module
+from dynamo_backends.graph.calls import tensors
+from dynamo_backends.interface.errors import DeviceError
+from dynamo_backends.interface.mesh import Placed
 from dynamo_backends.interface.report import Kind
+
+
+class Role(enum.Enum):
+    """What a graph input is."""
+
+    ACTIVATION = "activation"  # differs from call to call
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    CONSTANT = "constant"  # owned by the graph itself
+    MUTATED = "mutated"  # a parameter or buffer that the graph itself updates
+    TANGENT = "tangent"
+    SAVED = "saved"  # handed from the forward to the backward graph
+    SYMBOL = "symbol"  # a symbolic integer
+    INTERMEDIATE = "intermediate"  # made by another part of the same captured graph
+    OPTIMIZER_STATE = "optimizer state"  # these three: of whole training steps only
+    GRADIENT = "gradient"
+    HYPERPARAMETERS = "hyperparameters"
+
+
+WEIGHT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
+
+
+@dataclass(frozen=True)
+class Input:
+    """One placeholder.
+
+    Attributes:
+        name: Name of the placeholder.
+        role: What it is.
+        frozen: The backend may prepare its value once (see `Options.freezing`).
+        updated_by: Position of the output that takes its place. In a "step" graph, and in a block
+            of an inference graph, the input's memory is donated to it. None: the input stays as it
+            is.
+        placed: Where it is on a mesh of devices (see `Backend.placements`); None: nothing is said.
+    """
+
+    name: str
+    role: Role
+    frozen: bool = False
+    updated_by: int | None = None
+    placed: Placed | None = None
 
 
 @dataclass(frozen=True)
@@ -117,3 +162,132 @@ def user_lines(graph: fx.Graph, most: int = 12) -> tuple[str, ...]:
     """
     lines = (source_line(node) for node in graph.nodes if node.op.startswith("call_"))
     return tuple(line for line, _ in Counter(filter(None, lines)).most_common(most))
+
+
+def foreign_input(graph: Graph, kind: str) -> Tensor | None:
+    """The first input that is on another type of device; numbers (0-d tensors) may be anywhere."""
+    for node in graph.placeholders:
+        value = node.meta["val"]
+        if isinstance(value, Tensor) and value.device.type != kind and value.ndim:
+            return value
+    return None
+
+
+def device_index(nodes: Iterable[fx.Node], kind: str) -> int | None:
+    """Index of the device of a type that the first such tensor of nodes is on; None without any."""
+    found = (t.device for n in nodes for t in tensors(n.meta.get("val")) if t.device.type == kind)
+    device = next(found, None)
+    return None if device is None else device.index or 0
+
+
+def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
+    """Raises `DeviceError` if an input is on another device than the CPU; numbers may be anywhere.
+
+    Args:
+        graph: The graph.
+        backend: Its name.
+        more: What else to say of what can be done.
+    """
+    found = foreign_input(graph, "cpu")
+    if found is not None:
+        raise DeviceError(
+            f"{backend} reads tensors on the CPU, and an input is on {found.device.type}; move "
+            f"the model and its inputs to the CPU.{more}"
+        )
+
+
+def why_no_cuda() -> str | None:
+    """Why torch has no CUDA device; None if it has one."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    return None
+
+
+def format_graph(graph: fx.Graph, inputs: Sequence[Input] = ()) -> str:
+    """A graph as text.
+
+    Args:
+        graph: The graph.
+        inputs: Roles of its placeholders, if known.
+
+    Examples:
+        >>> print(format_graph(graph))
+        graph(x: float32[3, 4])
+          mul: float32[3, 4] = aten.mul.Tensor(x, 2)
+          permute: float32[4, 3] strides (1, 4) = aten.permute.default(mul, [1, 0])
+          return permute
+    """
+    known = {x.name: x for x in inputs}
+    places = [n for n in graph.nodes if n.op == "placeholder"]
+    lines = [_head(places, known)]
+    lines += [f"  {_line(n)}" for n in graph.nodes if n.op not in ("placeholder", "output")]
+    results = graph.output_node().args[0]
+    single = not isinstance(results, list | tuple)
+    shown = [results] if single else results
+    lines.append(f"  return {', '.join(map(_argument, shown))}")  # type: ignore[arg-type]
+    return "\n".join(lines)
+
+
+def describe_value(value: Any) -> str:
+    """Dtype, shape, and strides unless they are those of a contiguous tensor."""
+    if isinstance(value, Tensor):
+        shape = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+        strides = "" if value.is_contiguous() else f" strides {tuple(value.stride())}"
+        return shape + strides
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(describe_value, value))})"
+    return type(value).__name__ if isinstance(value, torch.SymInt) else repr(value)
+
+
+def _head(places: list[fx.Node], known: Mapping[str, "Input"]) -> str:
+    shown = [f"{p.name}: {_input(p, known)}" for p in places]
+    line = f"graph({', '.join(shown)})"
+    return line if len(line) <= 100 else "graph(\n    " + ",\n    ".join(shown) + "\n  )"
+
+
+def _input(place: fx.Node, known: Mapping[str, "Input"]) -> str:
+    text = describe_value(_value(place))
+    if place.name in known:
+        x = known[place.name]
+        text += f" {x.role.value}" + (" frozen" if x.frozen else "")
+    return text
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("val", node.meta.get("example_value"))
+
+
+def _line(node: fx.Node) -> str:
+    value = _value(node)
+    kind = "" if value is None else f": {describe_value(value)}"
+    return f"{node.name}{kind} = {_call(node)}"
+
+
+def _call(node: fx.Node) -> str:
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    if node.target is operator.getitem:
+        return f"{_argument(node.args[0])}[{_argument(node.args[1])}]"
+    args = [_argument(a) for a in node.args]
+    args += [f"{name}={_argument(a)}" for name, a in node.kwargs.items()]
+    if node.op == "call_method":
+        return f"{args[0]}.{node.target}({', '.join(args[1:])})"
+    return f"{_target(node)}({', '.join(args)})"
+
+
+def _target(node: fx.Node) -> str:
+    if isinstance(node.target, OpOverload | str):
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_argument, value))}]"
+    if isinstance(value, torch.device):
+        return repr(str(value))
+    return str(value) if isinstance(value, torch.dtype) else repr(value)

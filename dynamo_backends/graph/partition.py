@@ -7,15 +7,15 @@ levels, never wait for each other in a circle, and there are as few of them as t
 kinds along any path demands. Nodes that draw random numbers keep their order.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import fx
+from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends._torch_private import OpOverload, counts_flops
+from dynamo_backends.graph.aliasing import tensor_bytes
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.roles import Input, Role
 
 
 @dataclass(frozen=True)
@@ -150,3 +150,82 @@ def _role(known: Mapping[fx.Node, Input], node: fx.Node) -> Input:
     if role is None:
         return Input(node.name, Role.INTERMEDIATE)
     return role if role.updated_by is None else replace(role, updated_by=None)
+
+
+def calls_first(
+    graph: Graph, reads: Iterable[fx.Node], calls: Iterable[fx.Node], made: Iterable[fx.Node]
+) -> Callable[..., Sequence[Tensor]]:
+    """A function of some of a graph's calls.
+
+    Args:
+        graph: The graph; not changed.
+        reads: Placeholders, whose values it takes.
+        calls: What it runs, in order.
+        made: Among both, whose values it returns.
+    """
+    copied = fx.Graph()
+    copies = {node: copied.placeholder(node.name) for node in reads}
+    for node in calls:
+        copies[node] = copied.node_copy(node, copies.__getitem__)
+    copied.output(tuple(copies[n] for n in made))
+    return fx.GraphModule(graph.module, copied).forward
+
+
+def without_calls(
+    graph: Graph, calls: Collection[fx.Node], inputs: Sequence[tuple[fx.Node, Input]]
+) -> Graph:
+    """A graph without some of its calls.
+
+    Args:
+        graph: The graph; not changed.
+        calls: Which are left out.
+        inputs: Of the new graph: placeholders, and left out calls that others read.
+    """
+    copied = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node, _ in inputs:
+        copies[node] = copied.placeholder(node.name)
+        copies[node].meta = node.meta
+    for node in graph.calls:
+        if node not in calls:
+            copies[node] = copied.node_copy(node, copies.__getitem__)
+    copied.output(fx.map_arg(graph.module.graph.output_node().args[0], copies.__getitem__))
+    module = fx.GraphModule(graph.module, copied)
+    return Graph(module, graph.kind, tuple(role for _, role in inputs))
+
+
+MANY_BLOCKS = 4
+BLOCK_COST = 10.0  # in small operators
+_BYTES_PER_OPERATOR = 64 * 1024
+
+
+def fragmentation(split: Partition) -> str | None:
+    """Why a partition costs more than it saves, such as "12 blocks of 3 operators on average".
+
+    Requires: static shapes.
+
+    Returns:
+        The reason, or None if the blocks are worth it.
+    """
+    blocks = [part.graph.calls for part in split.parts if part.on_backend]
+    if len(blocks) < MANY_BLOCKS:
+        return None
+    work = sum(operator_work(node) for nodes in blocks for node in nodes) / len(blocks)
+    if work >= BLOCK_COST:
+        return None
+    size = sum(map(count_ops, blocks)) / len(blocks)
+    return (
+        f"{len(blocks)} blocks of {size:.3g} operators on average, each with the work of "
+        f"{work:.2g} small ones, while handing over a block costs about {BLOCK_COST:.0f}"
+    )
+
+
+def operator_work(node: fx.Node) -> float:
+    """What a call costs in eager, in operators on small tensors."""
+    op = node.target
+    if not isinstance(op, OpOverload):
+        return 0.0
+    if counts_flops(op):
+        return BLOCK_COST
+    written = 0 if op.is_view else tensor_bytes(node.meta.get("val"))
+    return 1.0 + written / _BYTES_PER_OPERATOR

@@ -19,11 +19,10 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.calls import is_pointwise
-from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.graph import Graph, Role, drop_dead
 from dynamo_backends.graph.positions import Position, positions
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.roles import Role
 from dynamo_backends.graph.value_ranges import (
     Range,
     ValueRanges,

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensor, FakeTensorMode, bounds_of, lazy_as
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.interface.errors import CompileError
 
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool

@@ -1,11 +1,18 @@
 """What the symbols of a graph are in the call that it was specialized for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sympy
-from torch import fx
+import torch
+from torch import Tensor, fx
 
+from dynamo_backends._torch_private import FakeTensorMode
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.layouts import input_storage
 from dynamo_backends.graph.sizes import Size, sizes_of
+from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.logs import silenced
 
 _FARTHEST = 4  # times a size, a symbol that it is made of is looked for
 
@@ -50,3 +57,100 @@ def _solved(
         return sympy.Integer(size)
     tried = map(sympy.Integer, range(1, _FARTHEST * (size + 4)))
     return next((n for n in tried if expression.xreplace({symbol: n}) == size), None)
+
+
+aten = torch.ops.aten
+
+_KEYS_AND_VALUES = (((1, 0), (2, 0)), ((1, 2), (2, 2)))
+"""Batch and length: a position among the arguments, and a dimension, of both."""
+
+EQUAL: Mapping[Any, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _KEYS_AND_VALUES,
+    aten._scaled_dot_product_flash_attention.default: _KEYS_AND_VALUES,
+    aten._scaled_dot_product_efficient_attention.default: _KEYS_AND_VALUES,
+}
+
+
+def unite_equal_sizes(graph: fx.Graph) -> None:
+    """Tells torch which symbols of a graph are equal, while Dynamo captures what it is of.
+
+    Dynamo guards that they are in each call; others are captured anew, and refused as in eager.
+
+    Args:
+        graph: Just traced by AOT Autograd: symbols know their values in the call.
+    """
+    for node in graph.nodes:
+        for (a, i), (b, j) in EQUAL.get(node.target, ()):
+            first, second = _value(node, a), _value(node, b)
+            if first is not None and second is not None:
+                _unite(first.shape[i], second.shape[j])
+
+
+def _value(node: fx.Node, place: int) -> Tensor | None:
+    source = node.args[place] if place < len(node.args) else None
+    value = source.meta.get("val") if isinstance(source, fx.Node) else None
+    return value if isinstance(value, Tensor) and value.ndim == 4 else None
+
+
+def _unite(first: int | torch.SymInt, second: int | torch.SymInt) -> None:
+    symbolic = [n for n in (first, second) if isinstance(n, torch.SymInt)]
+    if symbolic and all(n.node.has_hint() for n in symbolic):
+        bool(first == second)  # which torch guards, and learns from
+
+
+_TIMES = 3  # odd, so that what has to be even, or a multiple, stays so
+
+
+def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
+    """What the nodes of a lowered graph are where every symbol is three times as large.
+
+    Args:
+        graph: From `graph.sizes.opened`.
+        lowered: From `graph.legalize`; it has all placeholders of `graph`.
+
+    Raises:
+        CompileError: It is another graph there, or a size is not known.
+    """
+    known = _varied(graph)
+    places = lowered.find_nodes(op="placeholder")
+    mode, values = FakeTensorMode(), {}
+    with mode, silenced("torch._subclasses"):
+        for place, source in zip(places, graph.placeholders, strict=True):
+            values[place] = _placed(source, known)
+        for node in lowered.nodes:
+            if node.op == "call_function":
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                try:
+                    values[node] = node.target(*args, **kwargs)
+                except Exception as error:
+                    reason = f"{node.target} cannot be of other sizes: {error}"
+                    raise CompileError(reason) from error
+    return values
+
+
+def _varied(graph: Graph) -> dict[sympy.Expr, sympy.Integer]:
+    """Other values of what `symbol_values` knows."""
+    now = symbol_values(graph.placeholders)
+    return {expression: sympy.Integer(value * _TIMES) for expression, value in now.items()}
+
+
+def _placed(place: fx.Node, known: dict[sympy.Expr, sympy.Integer]) -> Any:
+    value = place.meta["val"]
+    if isinstance(value, Size):
+        return _valued(value, known)
+    if not isinstance(value, Tensor):
+        return value
+    sizes: list[Any] = list(sizes_of(place))
+    if None in sizes:
+        raise CompileError(f"the sizes of the input {place.name!r} are not known")
+    shape = [_valued(sizes[d], known) for d in input_storage(value).order]
+    return torch.empty(shape, dtype=value.dtype, device=value.device)
+
+
+def _valued(size: int, known: dict[sympy.Expr, sympy.Integer]) -> int:
+    if not isinstance(size, Size):
+        return size
+    number = known.get(size.expression, size.expression.xreplace(known))
+    if number.free_symbols:
+        raise CompileError(f"the size {size.expression} does not follow from inputs' shapes")
+    return int(number)

@@ -71,3 +71,13 @@ def may_be_tf32(op: Any) -> bool:
     if op in _CONVOLUTIONS:
         return allowed_tf32().convolutions
     return op in _PRODUCTS and allowed_tf32().products
+
+
+PRODUCTS = frozenset(
+    {
+        aten.mm.default, aten.bmm.default, aten.matmul.default, aten.linear.default,
+        aten.addmm.default, aten.baddbmm.default, aten.convolution.default, aten.conv1d.default,
+        aten.conv2d.default, aten.conv3d.default,
+    }
+)  # fmt: skip
+"""Products and convolutions: calls that autocast runs in reduced precision, except attention."""

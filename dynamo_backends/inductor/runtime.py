@@ -18,10 +18,9 @@ from dynamo_backends._torch_private import (
     settings_for_casts,
 )
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.graph.aliasing import root
+from dynamo_backends.graph.aliasing import peak_bytes, root
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.liveness import peak_bytes
 from dynamo_backends.inductor.decompositions import decompose_for_inductor
 from dynamo_backends.inductor.layouts import make_channels_last, make_weights_dense
 from dynamo_backends.inductor.narrow_integers import widen_narrow_integers

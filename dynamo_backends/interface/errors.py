@@ -5,9 +5,14 @@ Every message says what was given, what is valid, and what to do about it.
 
 import contextlib
 import difflib
+import logging
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.interface.report import GraphReport
 
 
 class DynamoBackendsError(Exception):
@@ -218,3 +223,44 @@ def text_of(error: BaseException) -> str:
 
 
 _TENSOR = "tensor("
+
+
+log = logging.getLogger("dynamo_backends")
+
+_OURS = (LoweringError, CompileError, ForkedProcessError)  # what a vendor cannot do, or we
+
+
+def checks_enabled() -> bool:
+    """Returns whether the package watches itself: `DYNAMO_BACKENDS_CHECK` is set and not 0.
+
+    Graphs are checked after every pass then, and unforeseen errors are raised.
+    """
+    return os.environ.get("DYNAMO_BACKENDS_CHECK", "0") not in ("", "0")
+
+
+def is_for_others(error: BaseException) -> bool:
+    """Returns whether an error is meant for the user or for Dynamo, or for tests to see."""
+    if isinstance(error, private.dynamo_control_flow()) or checks_enabled():
+        return True
+    return isinstance(error, DynamoBackendsError) and not isinstance(error, _OURS)
+
+
+@contextlib.contextmanager
+def done_without(report: GraphReport | None, stage: str) -> Iterator[None]:
+    """What fails inside the block is left out, and noted: results do not depend on it.
+
+    Args:
+        report: Gets the reason; None: only a log line says it.
+        stage: What is done in the block, the subject of a sentence.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_for_others(error):
+            raise
+        log.debug("%s failed", stage, exc_info=True)
+        text = f"{stage} failed ({brief_error(error)})"
+        if report is None:
+            log.warning("%s", text)
+        else:
+            report.note_failure(text)

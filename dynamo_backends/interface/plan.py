@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.interface.containment import is_for_others
-from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.errors import brief_error, is_for_others
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph

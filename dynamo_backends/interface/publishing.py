@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface import report as reporting
-from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
-from dynamo_backends.interface.errors import FallbackRefusedError
+from dynamo_backends.interface.errors import FallbackRefusedError, done_without
 from dynamo_backends.interface.report import GraphReport, plain
 
 log = logging.getLogger("dynamo_backends")

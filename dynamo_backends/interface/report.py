@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 from dynamo_backends._torch_private import compile_id
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.interface.counters import total
-from dynamo_backends.interface.mesh_report import MeshReport
-from dynamo_backends.interface.stages import VERIFICATION, StageClock
+from dynamo_backends.interface.counters import VERIFICATION, StageClock, total
+from dynamo_backends.interface.mesh import MeshReport
 
 log = logging.getLogger("dynamo_backends")
 

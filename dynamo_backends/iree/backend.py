@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.devices import require_cpu
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, require_cpu
 from dynamo_backends.graph.partition import extract
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError

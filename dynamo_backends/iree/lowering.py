@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FreshSymbols, OpOverload
-from dynamo_backends.graph.elsewhere import elsewhere
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.sizes import Size, opened, sizes_in
+from dynamo_backends.graph.symbols import elsewhere
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.dtypes import PARAMETERS
 from dynamo_backends.iree.importer import Function, translate

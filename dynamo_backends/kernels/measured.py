@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.interface.stages import RACES, stage
+from dynamo_backends.interface.counters import RACES, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_name
 from dynamo_backends.workers.choices import Choices

@@ -6,8 +6,7 @@ import torch
 from torch import fx
 
 from dynamo_backends.graph.calls import unknown_shape
-from dynamo_backends.graph.devices import require_cpu
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, require_cpu
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Support

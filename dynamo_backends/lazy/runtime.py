@@ -11,9 +11,8 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import disable_current_modes, is_lazy
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.aliasing import is_view
-from dynamo_backends.graph.cutting import calls_first, without_calls
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.partition import calls_first, without_calls
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.lazy.lowering import DEVICE, on_lazy, record, start
 from dynamo_backends.runtime.preparation import in_order

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.devices import foreign_input
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, foreign_input
 from dynamo_backends.interface.errors import DeviceError
 
 TYPE = "cuda"

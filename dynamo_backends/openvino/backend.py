@@ -8,13 +8,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.devices import require_cpu
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, require_cpu
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.int8.packages import NNCF, require
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
-from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean
+from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean, done_without
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import Plan, Support
 

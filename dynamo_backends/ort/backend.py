@@ -10,13 +10,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.devices import device_index
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, device_index
 from dynamo_backends.graph.tf32 import allowed_tf32
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
-from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import DeviceError, OptionError
+from dynamo_backends.interface.errors import DeviceError, OptionError, done_without
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import Plan, Support
 from dynamo_backends.onnx.packages import PACKAGES

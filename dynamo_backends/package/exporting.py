@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.errors import SaveError
-from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.interface.registry import get_backend, require_available
 from dynamo_backends.package import archive
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.capturing import Captured, calls_of, captured

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.errors import done_without
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.report import (
     Compilation,

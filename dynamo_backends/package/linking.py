@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.options import Options

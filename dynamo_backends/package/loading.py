@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import (
     DynamoBackendsError,
@@ -19,6 +18,7 @@ from dynamo_backends.interface.errors import (
     PackageError,
     brief_error,
 )
+from dynamo_backends.interface.registry import availability_of
 from dynamo_backends.package import linked
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.aot.inputs import CapturedInput, CaptureFacts
-from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.graph import Role
 from dynamo_backends.interface.errors import PackageError, SaveError, brief_error
 from dynamo_backends.package.checks import check_program
 

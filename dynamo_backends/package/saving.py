@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.interface.availability import availability_of, require_available
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import SaveError
-from dynamo_backends.interface.registry import get_backend, is_backend
+from dynamo_backends.interface.registry import (
+    availability_of,
+    get_backend,
+    is_backend,
+    require_available,
+)
 from dynamo_backends.interface.report import record
 from dynamo_backends.package import archive, linked
 from dynamo_backends.package import weights as stored

@@ -3,25 +3,33 @@
 import functools
 import logging
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
+from dynamo_backends._torch_private import OpOverload, compile_with_inductor
 from dynamo_backends.graph.aliasing import is_replayed
 from dynamo_backends.graph.calls import number_out_of_range
 from dynamo_backends.graph.donation import with_donations
-from dynamo_backends.graph.fragments import fragmentation
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.partition import Part, Partition, count_ops, extract, partition
+from dynamo_backends.graph.partition import (
+    Part,
+    Partition,
+    count_ops,
+    extract,
+    fragmentation,
+    partition,
+)
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.graph.sizes import (
     FloatOfSizes,
     Size,
+    SizeReader,
     all_sizes,
     is_ranged,
     opened,
@@ -29,9 +37,8 @@ from dynamo_backends.graph.sizes import (
     symbols_of_dimensions,
 )
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.counters import keep_count_of
+from dynamo_backends.interface.backend import Availability, Backend
+from dynamo_backends.interface.counters import LOADING, LOWERING, PLAN, keep_count_of, stage
 from dynamo_backends.interface.errors import (
     CompileError,
     DynamoBackendsError,
@@ -39,21 +46,20 @@ from dynamo_backends.interface.errors import (
     LoweringError,
     NotPaddedError,
     RankError,
+    done_without,
 )
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.plan import NOT_ATEN, Plan, why_unanswered
+from dynamo_backends.interface.plan import NOT_ATEN, SUPPORTED, Plan, Support, why_unanswered
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.interface.stages import LOADING, LOWERING, PLAN, stage
 from dynamo_backends.pipeline import background, compiler_process
 from dynamo_backends.pipeline.description import (
     describe_fallbacks,
     describe_parts,
 )
-from dynamo_backends.pipeline.inductor_blocks import InductorBlocks
-from dynamo_backends.pipeline.registers import Registers, dead_after
 from dynamo_backends.runtime.load_or_compile import load_or_compile
+from dynamo_backends.runtime.preparation import LiveExecutable
 from dynamo_backends.runtime.profiled import graph_name, part_names
 from dynamo_backends.runtime.program import Block, EagerPart, Instruction, Literal, Program, pick
 
@@ -381,3 +387,88 @@ def _compile(backend: Backend, options: Options, plan: Plan, graph: Graph) -> Ex
     return compile_planned(
         backend, options, plan, graph, lambda copy: backend.compile(copy, options)
     )
+
+
+class InductorBlocks(Backend):
+    """Compiles functional ATen graphs with Inductor."""
+
+    name = "inductor"
+    summary = "torch's own compiler, for graphs that fell into fragments"
+
+    def availability(self) -> Availability:
+        """See `Backend.availability`."""
+        return Availability(True, "part of torch")
+
+    def supports(self, node: fx.Node, options: Any) -> Support:
+        """See `Backend.supports`. Inductor itself leaves to eager what it has no lowering for."""
+        return SUPPORTED
+
+    def compile(self, graph: Graph, options: Any) -> Executable:
+        """See `Backend.compile`."""
+        inputs = [p.meta["val"] for p in graph.placeholders]
+        return LiveExecutable(graph, compile_with_inductor(graph.module, inputs))
+
+
+class Registers:
+    """Numbers of registers: of a graph's inputs, then of what its parts compute, then of sizes.
+
+    Args:
+        inputs: Names of the graph's inputs.
+    """
+
+    def __init__(self, inputs: Iterable[str]):
+        self._of = {name: i for i, name in enumerate(inputs)}
+        self._inputs = len(self._of)
+        self._sizes: dict[sympy.Expr, tuple[int, Size | FloatOfSizes]] = {}
+
+    def __len__(self) -> int:
+        """Counts the registers of values and of sizes."""
+        return len(self._of) + len(self._sizes)
+
+    def add(self, names: Iterable[str]) -> None:
+        """Gives registers to values; before any size gets one."""
+        for name in names:
+            self._of.setdefault(name, len(self._of))
+
+    def of(self, name: str) -> int:
+        """Returns the register of a value."""
+        return self._of[name]
+
+    def of_size(self, size: Size | FloatOfSizes) -> int:
+        """Returns the register of a size, or a float of sizes, that differs from call to call."""
+        return self._sizes.setdefault(size.expression, (len(self), size))[0]
+
+    def sizes_computed(self, places: Sequence[fx.Node]) -> Iterator[Instruction]:
+        """What computes the sizes, if any, at the start of a program.
+
+        Args:
+            places: The graph's inputs.
+
+        Raises:
+            CompileError: A size does not follow from the inputs' shapes.
+        """
+        if self._sizes:
+            numbers = tuple(number for number, _ in self._sizes.values())
+            read = SizeReader(places, [size for _, size in self._sizes.values()])
+            yield Instruction(read, pick(range(self._inputs)), numbers, ())
+
+
+def dead_after(
+    reads: Sequence[Sequence[int]],
+    writes: Sequence[Sequence[int]],
+    outputs: Sequence[int | Literal],
+) -> list[tuple[int, ...]]:
+    """Returns the registers that nobody reads after each part.
+
+    Args:
+        reads: Of each part.
+        writes: Of each part.
+        outputs: Of the graph.
+    """
+    last: dict[int, int] = {}
+    for i, (read, written) in enumerate(zip(reads, writes, strict=True)):
+        last.update(dict.fromkeys((*read, *written), i))
+    kept = {x for x in outputs if isinstance(x, int)}
+    return [
+        tuple(r for r, at in last.items() if at == i and r not in kept) for i in range(len(reads))
+    ]

@@ -21,28 +21,16 @@ from dynamo_backends.aot.inputs import (
 from dynamo_backends.aot.traces import Traces, key_of
 from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
-from dynamo_backends.graph.equal_sizes import unite_equal_sizes
+from dynamo_backends.graph.donation import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.position_checks import Facts, PositionChecks, with_position_checks
-from dynamo_backends.graph.row_writes import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
+from dynamo_backends.graph.symbols import unite_equal_sizes
 from dynamo_backends.int8.capture import proving
 from dynamo_backends.interface import captures, protocols
-from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import (
-    CompileError,
-    FallbackRefusedError,
-    SaveError,
-    UnknownBackendError,
-)
-from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.publishing import publish
-from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import GraphReport, Kind
-from dynamo_backends.interface.stages import (
+from dynamo_backends.interface.counters import (
     AOT,
     CAPTURE,
     NORMAL_FORM,
@@ -50,6 +38,17 @@ from dynamo_backends.interface.stages import (
     clocked,
     stage,
 )
+from dynamo_backends.interface.errors import (
+    CompileError,
+    FallbackRefusedError,
+    SaveError,
+    UnknownBackendError,
+    done_without,
+)
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.registry import get_backend, require_available
+from dynamo_backends.interface.report import GraphReport, Kind
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiled_graph import (
     CompiledGraph,

@@ -23,10 +23,10 @@ from dynamo_backends.graph.specialize import (
     specialize,
     stand_ins,
 )
-from dynamo_backends.interface import protocols, stages
+from dynamo_backends.interface import counters, protocols
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import total
+from dynamo_backends.interface.errors import done_without
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import publish, trace
 from dynamo_backends.interface.report import Compilation, GraphReport, Served
@@ -35,11 +35,10 @@ from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
 from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
 from dynamo_backends.pipeline.shapes.bounds import named_bounds
-from dynamo_backends.pipeline.shapes.exact import ExactPrograms
 from dynamo_backends.pipeline.shapes.padded import Counted, PaddedPrograms
 from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
 from dynamo_backends.pipeline.shapes.shared import Capture, SharedPrograms, Successor
-from dynamo_backends.pipeline.shapes.strategy import Compiled, Request, ShapeStrategy
+from dynamo_backends.pipeline.shapes.strategy import Compiled, ExactPrograms, Request, ShapeStrategy
 from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.program import Program
@@ -286,7 +285,7 @@ class CompiledGraph:
 
     def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
         """Returns what runs calls of new sizes."""
-        with stages.clocked(stages.StageClock(self.report.stage_seconds)):
+        with counters.clocked(counters.StageClock(self.report.stage_seconds)):
             make = functools.partial(specialize, self._graph, values, self._is_ranged)
             return self._compile(Request(key, values, make))
 

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input
+from dynamo_backends.graph.graph import Graph, Input
 from dynamo_backends.graph.sizes import SIZES, STRIDES
 from dynamo_backends.graph.tf32 import product_precision
 from dynamo_backends.interface import errors, protocols

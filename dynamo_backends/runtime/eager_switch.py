@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.interface.containment import is_for_others
 from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import (
     FallbackRefusedError,
@@ -17,6 +16,7 @@ from dynamo_backends.interface.errors import (
     StepCaptureError,
     VerificationError,
     brief_error,
+    is_for_others,
 )
 from dynamo_backends.interface.report import EagerEvent, GraphReport, Region
 

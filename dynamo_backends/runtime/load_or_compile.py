@@ -13,8 +13,7 @@ import torch
 
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without
-from dynamo_backends.interface.errors import CompileError
+from dynamo_backends.interface.errors import CompileError, done_without
 from dynamo_backends.interface.executable import Parts
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport

@@ -16,12 +16,11 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import is_profiled
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.eager_calls import for_eager
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.graph import Graph, Role
+from dynamo_backends.interface.counters import VENDOR, stage
 from dynamo_backends.interface.errors import VerificationError, brief_error
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport, Served
-from dynamo_backends.interface.stages import VENDOR, stage
 from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freezing import Policy

@@ -10,9 +10,8 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.aliasing import is_view
-from dynamo_backends.graph.cutting import calls_first, without_calls
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.partition import calls_first, without_calls
 from dynamo_backends.graph.sizes import sizes_in
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport

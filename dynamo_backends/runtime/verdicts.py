@@ -19,9 +19,9 @@ import torch
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_rlock
+from dynamo_backends.interface.counters import TRIALS, stage
 from dynamo_backends.interface.errors import TrialNeededError
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.stages import TRIALS, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
 from dynamo_backends.runtime.processor import processor, processor_class

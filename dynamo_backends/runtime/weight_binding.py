@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.interface.counters import total
+from dynamo_backends.interface.counters import VENDOR, StageClock, clocked, stage, total
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.interface.stages import VENDOR, StageClock, clocked, stage
 from dynamo_backends.runtime.freezing import Policy, Snapshot, pointers
 
 MODELS = 4

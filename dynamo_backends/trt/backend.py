@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph import devices
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, foreign_input
+from dynamo_backends.graph.graph import device_index as index_of_device
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.plan import Plan
@@ -86,7 +86,7 @@ class TensorRT(Backend):
 def require_device(graph: Graph, name: str) -> None:
     """Raises `DeviceError` if an input is elsewhere than TensorRT can read it; numbers may be."""
     kind = driver().kind
-    found = devices.foreign_input(graph, kind)
+    found = foreign_input(graph, kind)
     if found is not None:
         raise DeviceError(
             f"{name} runs on {kind.upper()} tensors, and an input is on {found.device.type}; "
@@ -103,4 +103,4 @@ def _settings(graph: Graph, options: TensorRTOptions) -> Any:
 
 def device_index(graph: fx.Graph) -> int:
     """Index of the device that a graph's tensors are on."""
-    return devices.device_index(graph.nodes, driver().kind) or 0
+    return index_of_device(graph.nodes, driver().kind) or 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.graph.devices import why_no_cuda
+from dynamo_backends.graph.graph import why_no_cuda
 
 _INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 

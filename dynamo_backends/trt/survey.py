@@ -20,9 +20,8 @@ from dynamo_backends._torch_private import FakeTensorMode, disable_current_modes
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.planned import compile_decomposed
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx import rules

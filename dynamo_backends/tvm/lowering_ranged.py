@@ -8,11 +8,11 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.elsewhere import elsewhere
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, opened, sizes_of
+from dynamo_backends.graph.symbols import elsewhere
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.runtime.ranged import require_elements
 from dynamo_backends.tvm.converters import Importer

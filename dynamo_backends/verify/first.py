@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.aliasing import peak_bytes, tensor_bytes
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.liveness import peak_bytes, tensor_bytes
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.reference import computing_reference

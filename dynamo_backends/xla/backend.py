@@ -11,8 +11,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.calls import call_tensors, unknown_shape
-from dynamo_backends.graph.devices import device_index
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, device_index
 from dynamo_backends.graph.sizes import all_sizes
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.graph.layouts import Exporter, Importer
-from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import RankError, StepCaptureError
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.forks import check_process

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import Explainer, OptionError, UnknownBackendError, explain
-from dynamo_backends.capture.breaks import GraphBreak
-from dynamo_backends.capture.source import Source
+from dynamo_backends.capture.breaks import GraphBreak, Source
 from tests.test_errors import unheard_of
 
 

@@ -370,7 +370,7 @@ def test_importing_changes_nothing_of_dynamo():
 
     code = (
         "import torch._dynamo.eval_frame as e; before = e.OptimizeContext.__call__\n"
-        "import dynamo_backends.xla, dynamo_backends.capture.optimize\n"
+        "import dynamo_backends.xla, dynamo_backends.capture.first_call\n"
         "assert e.OptimizeContext.__call__ is before\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -11,11 +11,10 @@ from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.graph import NORMAL_FORM, PASSES, Graph, Input, PassSequence, Property, check
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.decompositions import decompositions
-from dynamo_backends.graph.effects import Alias
-from dynamo_backends.graph.normalize import Normalized, normalize
+from dynamo_backends.graph.graph import Role
+from dynamo_backends.graph.normalize import Alias, Normalized, normalize
 from dynamo_backends.graph.properties import Pass
 from dynamo_backends.graph.random import SEPARATE_DRAWS
-from dynamo_backends.graph.roles import Role
 
 aten = torch.ops.aten
 

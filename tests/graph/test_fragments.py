@@ -6,10 +6,14 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.fragments import BLOCK_COST, MANY_BLOCKS, fragmentation, operator_work
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.partition import partition
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.graph.partition import (
+    BLOCK_COST,
+    MANY_BLOCKS,
+    fragmentation,
+    operator_work,
+    partition,
+)
 
 aten = torch.ops.aten
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.graph.liveness import peak_bytes
+from dynamo_backends.graph.aliasing import peak_bytes
 
 KIB = 1024
 

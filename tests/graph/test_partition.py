@@ -7,9 +7,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.partition import Partition, partition
-from dynamo_backends.graph.roles import Input, Role
 
 aten = torch.ops.aten
 

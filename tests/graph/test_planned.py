@@ -10,9 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends import LoweringError
 from dynamo_backends.graph.decompose import ORIGIN
 from dynamo_backends.graph.decompositions import inner_decompositions
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.planned import compile_decomposed, decomposed, planned_fingerprint
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.plan import Plan
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamo_backends.graph.private_draws import DrawsError, PrivateDraws, privately
+from dynamo_backends.graph.seeded_draws import DrawsError, PrivateDraws, privately
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": F.dropout,

@@ -99,8 +99,7 @@ def test_weights_that_keep_changing_become_inputs():
 
 
 def test_only_given_weights_become_constants():
-    from dynamo_backends.graph.graph import Graph
-    from dynamo_backends.graph.roles import Input, Role
+    from dynamo_backends.graph.graph import Graph, Input, Role
 
     graph = torch.fx.Graph()
     weight, x = graph.placeholder("weight"), graph.placeholder("x")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import CompileError
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.state import STATE, proving, recording
 from dynamo_backends.interface.executable import Bound

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.verify.trials.judge import Judge
 from dynamo_backends.verify.trials.trials import LARGE, elements, is_run, smaller, used_results
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.verify import first
 from dynamo_backends.verify.first import Comparison, Outcome
 from dynamo_backends.verify.replay import Replay

@@ -1,6 +1,6 @@
 """Collectives are read off XLA's text of a program."""
 
-from dynamo_backends.interface.mesh_report import Collective
+from dynamo_backends.interface.mesh import Collective
 from dynamo_backends.xla.mesh.compiling import collectives_of
 
 PROGRAM = """

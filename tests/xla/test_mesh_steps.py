@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from dynamo_backends import compile_step, record
 from dynamo_backends.bench.torchvision_shim import import_transformers
-from dynamo_backends.interface.mesh_report import MeshReport
+from dynamo_backends.interface.mesh import MeshReport
 from dynamo_backends.verify.rule import difference
 
 STEPS = 10

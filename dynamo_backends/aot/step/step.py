@@ -33,11 +33,7 @@ from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.unsupported_hooks import outside_effect
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import SaveError, StepCaptureError, StepDeviceError
-from dynamo_backends.interface.publishing import (
-    NO_OPERATORS,
-    publish_uncaptured,
-    uncaptured_error,
-)
+from dynamo_backends.interface.publishing import NO_OPERATORS, publish_uncaptured, uncaptured_error
 from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.foreign import refuse_step

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.aot.step.program.scalars import CONVERSIONS
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.position_checks import InputCheck
 from dynamo_backends.graph.random import draw
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.package import calls as graphs
 from dynamo_backends.package.linking import without_calls

@@ -13,9 +13,7 @@ from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.availability import availability_of
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.containment import done_without
 from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.errors import (
     CompileError,
@@ -23,9 +21,11 @@ from dynamo_backends.interface.errors import (
     FallbackRefusedError,
     PackageError,
     brief_error,
+    done_without,
 )
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.registry import availability_of
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.package.archive import Archive
 from dynamo_backends.package.loading import GRAPH, STEP, read_weights

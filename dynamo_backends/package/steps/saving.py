@@ -17,9 +17,8 @@ from dynamo_backends.aot.step.program.scalars import CONVERSIONS, Answer, Term
 from dynamo_backends.aot.step.saving import Result, Snapshot
 from dynamo_backends.aot.step.state.arguments import is_simple
 from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.random import draw
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import PackageError, SaveError
 from dynamo_backends.package import archive, calls

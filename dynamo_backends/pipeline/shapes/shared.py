@@ -28,7 +28,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sequence import PASSES
 from dynamo_backends.graph.sizes import is_ranged, without_numbers
 from dynamo_backends.graph.specialize import complete, specialize
-from dynamo_backends.interface.containment import done_without
+from dynamo_backends.interface.errors import done_without
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.pipeline.description import describe_shapes

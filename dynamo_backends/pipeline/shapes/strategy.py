@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.interface.report import Served
-from dynamo_backends.interface.stages import PASSES as PASSES_STAGE
-from dynamo_backends.interface.stages import stage
+from dynamo_backends.interface.counters import PASSES as PASSES_STAGE
+from dynamo_backends.interface.counters import stage
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.runtime.lru import LRU
 
 
 class Compiled(Protocol):
@@ -64,3 +66,44 @@ class ShapeStrategy(Protocol):
     def find(self, request: Request) -> Compiled | None:
         """Returns what runs calls of these sizes; None: this strategy has nothing for them."""
         ...
+
+
+class ExactPrograms:
+    """What runs calls of each set of sizes; a program that serves several is here several times.
+
+    Args:
+        options: Of the backend; `max_executables` of the sets are kept.
+        report: Of the graph; told when further sets run in eager.
+    """
+
+    def __init__(self, options: Options, report: GraphReport):
+        self._options = options
+        self._report = report
+        self._programs: LRU[Hashable, Compiled] = LRU(options.max_executables)
+        self._displaced = 0  # programs of one set of sizes that made room for others
+
+    def get(self, key: Hashable) -> Compiled | None:
+        """Returns what runs calls of these sizes; None: nothing yet."""
+        return self._programs.get(key)
+
+    def put(self, key: Hashable, program: Compiled) -> None:
+        """Notes what runs calls of these sizes; what was used least recently makes room."""
+        most = self._options.max_executables
+        if len(self._programs) >= most and program.served.by == "exact":
+            self._displaced += 1
+            if self._displaced == most and self.is_churning:
+                self._report.note_failure(
+                    f"each set of sizes is compiled for itself, and there are more than twice the "
+                    f"{most} that are kept (max_executables): others run in eager from now on"
+                )
+        self._programs.put(key, program)
+
+    def clear(self) -> None:
+        """Forgets all programs."""
+        self._programs.clear()
+
+    @property
+    def is_churning(self) -> bool:
+        """Whether there are so many sizes that programs leave before they have paid."""
+        too_many = self._displaced >= self._options.max_executables
+        return too_many and self._options.fallback == "eager"

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.planned import Rules, compile_decomposed
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.verify import restore_rng, snapshot_rng
 from dynamo_backends.verify.trials.judge import EagerRefused, Expectation, Judge, Run

@@ -19,10 +19,9 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
 )
 from dynamo_backends.graph.calls import call_tensors, is_pointwise, tensors, unknown_shape
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.planned import Rules, compile_decomposed
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.verify import restore_rng, snapshot_rng

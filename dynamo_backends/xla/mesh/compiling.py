@@ -11,13 +11,18 @@ import numpy as np
 from jax.extend import core
 from torch import Tensor
 
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.aliasing import tensor_bytes
+from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.graph.layouts import Exporter, Importer
-from dynamo_backends.graph.liveness import tensor_bytes
-from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import as_compile_error
-from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placed
-from dynamo_backends.interface.mesh_report import Collective, MeshReport, PlacedParameter
+from dynamo_backends.interface.mesh import (
+    Collective,
+    Mesh,
+    MeshLayout,
+    MeshReport,
+    Placed,
+    PlacedParameter,
+)
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.context import LoweringOptions

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.aot.step.program.mesh_layout import LikeBatch
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
-from dynamo_backends.graph.roles import WEIGHT_ROLES
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placed, Placement
 from dynamo_backends.interface.report import GraphReport

@@ -8,8 +8,7 @@ from typing import Any
 
 from dynamo_backends.aot.step.mesh.arguments import fitted, mesh_of, placement_of
 from dynamo_backends.aot.step.mesh.parallel import default_batch
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.interface.errors import OptionError, did_you_mean
 from dynamo_backends.interface.mesh import Mesh, Placed, Placement
 

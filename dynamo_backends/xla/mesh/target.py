@@ -9,9 +9,8 @@ import jax
 import jaxlib.version
 from torch import Tensor
 
-from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.layouts import Exporter, Importer
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.mesh import MeshLayout, Placed, Placement
 from dynamo_backends.interface.report import GraphReport

@@ -7,8 +7,7 @@ import sympy
 import torch
 
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Input, Role
+from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.sizes import SIZES, STRIDES, Size, all_sizes, sizes_in
 from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
 from dynamo_backends.xla.compiler import compile_graph

@@ -22,7 +22,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.checkpoint import CheckpointError, noop_context_fn
 
 from dynamo_backends._torch_private import saved_tensors_hooks as saved_hooks
-from dynamo_backends._torch_private.checkpoints import (
+from dynamo_backends._torch_private.nodes import (
     NO_TASK,
     SAVES_ANOTHER,
     StopRecomputation,

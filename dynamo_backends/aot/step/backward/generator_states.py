@@ -13,7 +13,7 @@ import torch
 from torch.overrides import handle_torch_function
 from torch.utils import checkpoint
 
-from dynamo_backends._torch_private.checkpoints import generator_state, set_generator_state
+from dynamo_backends._torch_private.nodes import generator_state, set_generator_state
 from dynamo_backends._torch_private.placeholders import function_mode_depth
 from dynamo_backends.aot.step.backward.tape import current_tape
 

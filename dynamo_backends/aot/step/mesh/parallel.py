@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dynamo_backends.aot.step.mesh.arguments import KINDS, fitted, mesh_of, placement_of
 from dynamo_backends.aot.step.state.inventory import Inventory
-from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.graph import Role
 from dynamo_backends.interface.errors import OptionError, StepCaptureError, did_you_mean
 from dynamo_backends.interface.mesh import Mesh, Placement
 from dynamo_backends.interface.protocols import MeshTarget

@@ -15,7 +15,6 @@ from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
 from dynamo_backends.graph.random import dropout
 from dynamo_backends.interface import protocols
-from dynamo_backends.interface.availability import require_available
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import (
     DynamoBackendsError,
@@ -30,7 +29,7 @@ from dynamo_backends.interface.mesh import Mesh, MeshLayout
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.protocols import MeshTarget
-from dynamo_backends.interface.registry import get_backend, load
+from dynamo_backends.interface.registry import get_backend, load, require_available
 from dynamo_backends.runtime.load_or_compile import load_or_compile
 
 

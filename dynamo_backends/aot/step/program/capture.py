@@ -34,8 +34,8 @@ from dynamo_backends.aot.step.state.aliases import Aliases, Key
 from dynamo_backends.aot.step.state.arguments import first_of_each, shared_memory
 from dynamo_backends.aot.step.state.hyperparameters import group_constants, read_numbers
 from dynamo_backends.aot.step.state.inventory import Inventory
+from dynamo_backends.graph.graph import Role
 from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.roles import Role
 from dynamo_backends.interface.errors import StepCaptureError, text_of
 from dynamo_backends.verify.dtypes import is_dtype_error, refuse_mixed_dtypes
 

@@ -10,8 +10,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from dynamo_backends.graph.aliasing import tensor_bytes
 from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.runtime.atomic import write
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.runtime.private_folder import open_private

@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import state_of_generator
-from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.graph.graph import Graph, Input, Role, source_line
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.graph.seeded_draws import seed_draws
 from dynamo_backends.interface.errors import StepCaptureError
 

@@ -7,8 +7,7 @@ from torch import Tensor, fx
 from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.state.inventory import Inventory
-from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placement
 
 

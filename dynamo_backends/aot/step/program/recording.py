@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.program.scalars import Answer
 from dynamo_backends.aot.step.state.aliases import Aliases
-from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.graph import Role
 
 WHAT_TO_DO = 'Pass fallback="split" to run what cannot be compiled in eager.'
 

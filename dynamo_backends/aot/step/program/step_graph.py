@@ -10,11 +10,10 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.program.functionalization import Functionalization
 from dynamo_backends.aot.step.program.recording import WHAT_TO_DO, Recording
-from dynamo_backends.graph.graph import Graph, drop_dead, source_line
+from dynamo_backends.graph.graph import Graph, Input, Role, drop_dead, source_line
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
 from dynamo_backends.graph.passes import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
-from dynamo_backends.graph.roles import Input, Role
 from dynamo_backends.interface.errors import StepCaptureError
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.program.copies import Copies
 from dynamo_backends.aot.step.program.programs import CopyingProgram, is_borrowed
+from dynamo_backends.graph.aliasing import tensor_bytes
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.liveness import tensor_bytes
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.atomic import write

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_backends._torch_private import saved_tensors_hooks
-from dynamo_backends._torch_private.checkpoints import NO_TASK, graph_task
-from dynamo_backends._torch_private.nodes import is_accumulation
+from dynamo_backends._torch_private.nodes import NO_TASK, graph_task, is_accumulation
 from dynamo_backends.aot.step.backward.checkpoints import (
     CheckpointPlace,
     SavedTensors,

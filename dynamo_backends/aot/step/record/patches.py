@@ -12,8 +12,8 @@ import torch
 
 from dynamo_backends._torch_private import scaling
 from dynamo_backends._torch_private.around import ENGINE
-from dynamo_backends._torch_private.checkpoints import GENERATOR, graph_task
 from dynamo_backends._torch_private.functorch import is_transforming
+from dynamo_backends._torch_private.nodes import GENERATOR, graph_task
 from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, PYTHON_FUNCTIONS
 from dynamo_backends.aot.step.backward.checkpoints import region
 from dynamo_backends.aot.step.backward.generator_states import (

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private.checkpoints import StopRecomputation
+from dynamo_backends._torch_private.nodes import StopRecomputation
 from dynamo_backends._torch_private.placeholders import (
     function_mode_depth,
     pop_function_mode,

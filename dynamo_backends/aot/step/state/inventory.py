@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.aot.step.state.hyperparameters import group_tensors
-from dynamo_backends.graph.roles import Role
+from dynamo_backends.graph.graph import Role
 
 
 class Slot(NamedTuple):

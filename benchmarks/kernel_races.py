@@ -23,7 +23,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import harness
-from dynamo_backends.kernels import measured
+from dynamo_backends.kernels import native_code
 from dynamo_backends.workers.choices import Choice, Choices
 from dynamo_backends.workers.race import Measured, Run
 
@@ -87,7 +87,7 @@ class Raced:
     """
 
     runs: Mapping[str, Run]
-    layouts: Sequence[measured.Layout]
+    layouts: Sequence[native_code.Layout]
     chosen: str
 
 
@@ -139,11 +139,11 @@ def measure(name: str, precision: str, rounds: int) -> list[dict[str, Any]]:
 def races() -> Iterator[list[Raced]]:
     """Collects the races within; none is decided by what is on disk."""
     found: list[Raced] = []
-    race, under_way = measured._race, list[tuple[Any, Any]]()
-    kept = Choices(measured._store, measured._holds_for)
+    race, under_way = native_code._race, list[tuple[Any, Any]]()
+    kept = Choices(native_code._store, native_code._holds_for)
 
     def note(
-        preferred: str, runs: Mapping[str, Run], layouts: Sequence[measured.Layout]
+        preferred: str, runs: Mapping[str, Run], layouts: Sequence[native_code.Layout]
     ) -> Measured:
         under_way.append((runs, layouts))
         return race(preferred, runs, layouts)
@@ -157,8 +157,8 @@ def races() -> Iterator[list[Raced]]:
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, {"DYNAMO_BACKENDS_CACHE": folder}),
-        mock.patch.object(measured, "_race", note),
-        mock.patch.object(measured, "choices", choose),
+        mock.patch.object(native_code, "_race", note),
+        mock.patch.object(native_code, "choices", choose),
     ):
         yield found
 

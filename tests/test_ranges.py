@@ -210,7 +210,7 @@ def test_programs_of_one_number_each_do_not_pile_up():
 
 
 def test_strides_of_views_may_be_symbols_of_their_own():
-    from dynamo_backends.inductor.ranged import RangedRun
+    from dynamo_backends.inductor.runtime import RangedRun
 
     graphs: list[Graph] = []
     backend = Counting()

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from dynamo_backends.cli.gpu import GPU_BACKENDS
-from dynamo_backends.int8.packages import NNCF, TORCHAO
+from dynamo_backends.int8.options import NNCF, TORCHAO
 from dynamo_backends.interface import registry
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.compiler import Compiler

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune.options import EAGER, SPLIT, AutotuneOptions, by_default
 from dynamo_backends.autotune.verify import autocast_bfloat16
-from dynamo_backends.int8.packages import NNCF, TORCHAO
+from dynamo_backends.int8.options import NNCF, TORCHAO
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import versions

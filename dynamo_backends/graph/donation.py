@@ -16,9 +16,9 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.partition import Part
 
 aten = torch.ops.aten
-from dynamo_backends.graph.partition import Part
 
 
 def with_donations(graph: Graph, parts: Sequence[Part]) -> tuple[Part, ...]:

@@ -18,8 +18,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.calls import unknown_shape
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
-from dynamo_backends.int8.options import Int8Options
-from dynamo_backends.int8.packages import TORCHAO, require
+from dynamo_backends.int8.options import TORCHAO, Int8Options, require
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Support

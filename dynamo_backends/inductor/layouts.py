@@ -16,7 +16,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.layouts import dense_order
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.kernels.image_operators import (
+from dynamo_backends.kernels.patterns import (
     CONVOLUTION_BACKWARD,
     POOLS,
     in_order,

@@ -16,8 +16,7 @@ from dynamo_backends._torch_private import compile_quantized_with_inductor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.inductor.runtime import with_constants
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable
-from dynamo_backends.int8.options import DYNAMIC
-from dynamo_backends.int8.packages import saturates
+from dynamo_backends.int8.options import DYNAMIC, saturates
 from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.logs import silenced

@@ -19,8 +19,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import draw
 from dynamo_backends.inductor.decompositions import decompositions
 from dynamo_backends.inductor.layouts import make_channels_last
-from dynamo_backends.inductor.phases import separate
-from dynamo_backends.inductor.stages import Stage, cut
+from dynamo_backends.inductor.phases import Stage, cut, separate
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.kernels.convolution_gradients import choose_kernels

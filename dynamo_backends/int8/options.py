@@ -1,5 +1,6 @@
 """The options of backends that can compute in int8."""
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -8,8 +9,10 @@ from dynamo_backends.int8 import calibration as batches
 from dynamo_backends.int8 import tolerance as bounds
 from dynamo_backends.int8.calibration import Calibration
 from dynamo_backends.int8.tolerance import Tolerance
-from dynamo_backends.interface.errors import CompileError, OptionError
+from dynamo_backends.interface.errors import BackendUnavailableError, CompileError, OptionError
 from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.packages import missing
+from dynamo_backends.runtime.processor import instruction_sets
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
@@ -118,3 +121,33 @@ class Int8Options(Options):
                 "it updates an input in place, so it cannot be called on batches of calibration; "
                 "put the model in eval()"
             )
+
+
+INSTALL = "pip install 'dynamo-backends[int8]'"
+
+NNCF: Mapping[str, str] = {"nncf": "nncf"}
+TORCHAO: Mapping[str, str] = {"torchao": "torchao"}
+"""Modules, each with the package on the index that has it."""
+
+
+def require(packages: Mapping[str, str], backend: str) -> None:
+    """Checks that a quantizer is installed.
+
+    Raises:
+        BackendUnavailableError: It is not; the text says what to run.
+    """
+    if reason := missing(packages):
+        raise BackendUnavailableError(
+            f"precision='int8' of {backend} needs a quantizer, and {reason}; run: {INSTALL}"
+        )
+
+
+def saturates() -> bool:
+    """Returns whether sums of two products of 8-bit integers saturate in 16 bits here.
+
+    Processors of the x86 family do that without VNNI (`vpmaddubsw`), so weights may have 7 bits
+    there. Where the system does not name instruction sets, that is assumed.
+    """
+    if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
+        return False
+    return not any("vnni" in name for name in instruction_sets())

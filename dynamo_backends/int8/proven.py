@@ -17,8 +17,8 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.int8.calibration import split
+from dynamo_backends.int8.executable import STATE, proving, recording
 from dynamo_backends.int8.options import CALIBRATED, Int8Options
-from dynamo_backends.int8.state import STATE, proving, recording
 from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.errors import VerificationError
 from dynamo_backends.interface.report import GraphReport, is_apart

@@ -147,7 +147,7 @@ class IREE(Backend):
             raise LoweringError(node.name, str(node.target), reason) from error
 
     def _compile(self, graph: Graph, options: IreeOptions, ranged: bool) -> Any:
-        from dynamo_backends.iree.ranged import kind
+        from dynamo_backends.iree.runtime import kind
         from dynamo_backends.iree.session import open_device
 
         program, wiring = self._program(graph, options, ranged)
@@ -190,7 +190,7 @@ class IREE(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: IreeOptions) -> Any:
         """See `SavesExecutables.load`."""
-        from dynamo_backends.iree.ranged import load
+        from dynamo_backends.iree.runtime import load
         from dynamo_backends.iree.session import open_device
 
         return load(parts, graph, open_device(options.num_threads))

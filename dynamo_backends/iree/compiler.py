@@ -9,9 +9,9 @@ import re
 import signal
 import subprocess
 from dataclasses import dataclass
+from typing import Any
 
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.iree.vendor import compiler_path
 
 STACK_BYTES = 1 << 20
 """What a kernel may take of its thread's stack. IREE's own limit refuses some of its tilings."""
@@ -95,3 +95,52 @@ def plain(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line.partition("error: ")[2] for line in lines if "error: " in line]
     return (told or lines or ["no reason given"])[0][:200]
+
+
+def make_importer() -> Any:
+    """Returns a new importer of FX graphs, with an MLIR module and context of its own."""
+    from iree.compiler.extras.fx_importer import FxImporter
+
+    return FxImporter()
+
+
+def mlir() -> Any:
+    """IREE's Python bindings of MLIR."""
+    from iree.compiler import ir
+
+    return ir
+
+
+@functools.cache
+def compiler_path() -> str:
+    """Returns where the program `iree-compile` is."""
+    from iree.compiler.tools import binaries
+
+    path: str = binaries.find_tool("iree-compile")
+    return path
+
+
+_DEFAULTS = {"task_topology_group_count": 0, "task_worker_stack_size": 131072}
+
+
+def make_driver(name: str, **flags: int) -> Any:
+    """Returns a driver of IREE's runtime.
+
+    Args:
+        name: "local-sync" or "local-task".
+        flags: Of IREE's, which drivers read when they are made; they get their defaults again.
+    """
+    from iree.runtime import _binding
+
+    _binding.parse_flags(*[f"--{flag}={value}" for flag, value in flags.items()])
+    try:
+        return _binding.create_hal_driver(name)
+    finally:
+        _binding.parse_flags(*[f"--{flag}={_DEFAULTS[flag]}" for flag in flags])
+
+
+def expect_immortal_objects() -> None:
+    """Keeps IREE's bindings from listing objects that are alive when the process ends."""
+    from iree.runtime import _binding
+
+    _binding.disable_leak_checker()

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
-from dynamo_backends.iree.dtypes import PARAMETERS
-from dynamo_backends.iree.vendor import make_importer, mlir
+from dynamo_backends.iree.compiler import make_importer, mlir
 
 SCOPE = "weights"
 """Where programs look for their parameters."""
@@ -97,3 +97,30 @@ def _load(ir: Any, module: Any, block: Any, name: str, value: Tensor) -> Any:
 def _vtensor(value: Tensor) -> str:
     sizes = ",".join(map(str, value.shape))
     return f"!torch.vtensor<[{sizes}],{PARAMETERS[value.dtype]}>"
+
+
+DTYPES = frozenset(
+    {
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+"""What IREE computes with: not with unsigned 16 to 64 bits, float8 and quantized types."""
+
+PARAMETERS = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "f32",
+    torch.float64: "f64",
+}
+"""MLIR's names of the types that weights need to be worth preparing."""

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from dynamo_backends.graph.decompose import replace
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.iree import formulas, trigonometry
-from dynamo_backends.iree.integers import DIVISIONS, OF_BYTES, OF_INTEGERS
+from dynamo_backends.iree.formulas import DIVISIONS, OF_BYTES, OF_INTEGERS
 
 aten = torch.ops.aten
 

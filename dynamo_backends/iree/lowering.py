@@ -24,8 +24,7 @@ from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.sizes import Size, opened, sizes_in
 from dynamo_backends.graph.symbols import elsewhere
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
-from dynamo_backends.iree.dtypes import PARAMETERS
-from dynamo_backends.iree.importer import Function, translate
+from dynamo_backends.iree.importer import PARAMETERS, Function, translate
 from dynamo_backends.iree.indices import keep_within, require_fixed
 from dynamo_backends.iree.legalize import spell
 from dynamo_backends.runtime.ranged import require_elements

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends.iree.formulas import in_dtype
 from dynamo_backends.iree.indices import unguarded
-from dynamo_backends.iree.integers import in_dtype
 from dynamo_backends.iree.legalize import FOR_FLOAT32
 
 _DIGITS = "it is computed of exponentials, which leaves no correct digit for small x"

@@ -13,9 +13,8 @@ from torch import Tensor
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.forks import check_process
-from dynamo_backends.iree.compiler import STACK_BYTES
+from dynamo_backends.iree.compiler import STACK_BYTES, expect_immortal_objects, make_driver
 from dynamo_backends.iree.importer import SCOPE
-from dynamo_backends.iree.vendor import expect_immortal_objects, make_driver
 
 _CPU = 1  # DLPack's number of the device type
 _lock = fork_safe_lock()

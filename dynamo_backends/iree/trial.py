@@ -25,8 +25,7 @@ from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree import rules
 from dynamo_backends.iree.compiler import Settings, compile_program
-from dynamo_backends.iree.dtypes import DTYPES
-from dynamo_backends.iree.importer import translate
+from dynamo_backends.iree.importer import DTYPES, translate
 from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device

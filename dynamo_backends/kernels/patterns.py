@@ -1,13 +1,14 @@
 """What passes over graphs with frozen weights look for."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.kernels.image_operators import is_image_on_cpu
+from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends.graph.library import NAMESPACE, declare
 from dynamo_backends.kernels.native_code import KINDS
 
 aten = torch.ops.aten
@@ -141,3 +142,56 @@ def is_float32(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(map(is_float32, value))
     return isinstance(value, Tensor) and value.dtype == torch.float32
+
+
+_TAGS = {torch.Tag.needs_fixed_stride_order, torch.Tag.nondeterministic_seeded}
+
+
+def in_place_of(name: str, like: Any, kernel: Callable[..., Any]) -> Any:
+    """Declares an operator to be called instead of one of ATen's; arguments as for `declare`."""
+    # Inductor gives it the strides of the graph, and not those that were traced (see `layouts`).
+    tags = {torch.Tag.needs_fixed_stride_order, *like.tags} & _TAGS
+    return declare(name, like, kernel, tags)
+
+
+def _convolution_backward(*args: Any) -> tuple[Any, ...]:
+    """ATen's, but gradients of weights are contiguous, as parameters are."""
+    gradient, of_weight, of_bias = aten.convolution_backward.default(*args)
+    return gradient, None if of_weight is None else of_weight.contiguous(), of_bias
+
+
+_in_order: dict[str, Any] = {}
+_lock = fork_safe_lock()
+
+
+def in_order(operator: Any) -> Any:
+    """Returns the same operator, but Inductor gives it the strides that the graph gives it.
+
+    Args:
+        operator: One of ATen's, or what this function returned.
+    """
+    namespace, _, name = operator.name().partition("::")
+    if namespace == NAMESPACE:
+        return operator
+    with _lock:
+        if name not in _in_order:
+            _in_order[name] = in_place_of(name.replace(".", "_"), operator, operator)
+        return _in_order[name]
+
+
+CONVOLUTION_BACKWARD = in_place_of(
+    "convolution_backward", aten.convolution_backward.default, _convolution_backward
+)
+POOLS: Mapping[Any, Any] = {
+    pool: in_order(pool)
+    for pool in (
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool2d_with_indices_backward.default,
+    )
+}
+"""From ATen's operators to those that Inductor does not decompose."""
+
+
+def is_image_on_cpu(value: Any) -> bool:
+    """Returns whether a value is a tensor of four dimensions in the memory of the CPU."""
+    return isinstance(value, Tensor) and value.ndim == 4 and value.device.type == "cpu"

@@ -13,7 +13,7 @@ from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import BackendUnavailableError
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import SUPPORTED, Support
-from dynamo_backends.nvfuser import devices, vendor
+from dynamo_backends.nvfuser import vendor
 from dynamo_backends.runtime.preparation import LiveExecutable
 
 
@@ -55,19 +55,19 @@ class NvFuser(Backend):
         """See `Backend.availability`."""
         if not vendor.is_installed():
             reason = "nvFuser is not installed"
-            if not devices.is_present():
+            if not vendor.is_present():
                 reason += ", and torch finds no CUDA device"
             return Availability(False, reason, vendor.remedy())
-        if not devices.is_present():
+        if not vendor.is_present():
             return Availability(
                 False, f"{vendor.MODULE} is installed, but torch finds no CUDA device"
             )
         found = " ".join((vendor.MODULE, *self.versions().values()))
-        return Availability(True, found, devices=(devices.TYPE,))
+        return Availability(True, found, devices=(vendor.TYPE,))
 
     def prepare(self, graph: Graph, options: NvFuserOptions) -> None:
         """See `Backend.prepare`."""
-        devices.require_device(graph, self.name)
+        vendor.require_device(graph, self.name)
         vendor.load()
 
     def keeps(self, options: NvFuserOptions) -> Collection[OpOverload]:
@@ -80,7 +80,7 @@ class NvFuser(Backend):
     def supports(self, node: fx.Node, options: NvFuserOptions) -> Support:
         """See `Backend.supports`."""
         from dynamo_backends.nvfuser.compiler import why_not
-        from dynamo_backends.nvfuser.lowering.matmul import PRODUCTS
+        from dynamo_backends.nvfuser.lowering.reduction import PRODUCTS
 
         if not options.matmul and str(node.target) in PRODUCTS:
             return Support(False, "the option 'matmul' leaves matrix products to eager")
@@ -94,7 +94,7 @@ class NvFuser(Backend):
     def compile(self, graph: Graph, options: NvFuserOptions) -> Any:
         """See `Backend.compile`."""
         from dynamo_backends.nvfuser.compiler import lower_graph
-        from dynamo_backends.nvfuser.definition import FUSIONS
+        from dynamo_backends.nvfuser.program import FUSIONS
         from dynamo_backends.nvfuser.runtime import Launch
 
         nvfuser = vendor.load()

@@ -9,11 +9,9 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.nvfuser import devices
-from dynamo_backends.nvfuser.descriptors import memory_order, stride_order
-from dynamo_backends.nvfuser.dtypes import NAMES
-from dynamo_backends.nvfuser.lowering.interpreter import lower, lower_call
-from dynamo_backends.nvfuser.lowering.registry import Unsupported, lookup
+from dynamo_backends.nvfuser import vendor
+from dynamo_backends.nvfuser.dtypes import NAMES, memory_order, stride_order
+from dynamo_backends.nvfuser.lowering.registry import Unsupported, lookup, lower, lower_call
 from dynamo_backends.nvfuser.program import FusionProgram
 from dynamo_backends.nvfuser.recorder import Recorder, Value
 from dynamo_backends.nvfuser.vendor import NvFuserModule
@@ -71,7 +69,7 @@ def _device(graph: Graph) -> torch.device:
     found = {
         n.meta["val"].device
         for n in graph.placeholders
-        if isinstance(n.meta["val"], Tensor) and n.meta["val"].device.type == devices.TYPE
+        if isinstance(n.meta["val"], Tensor) and n.meta["val"].device.type == vendor.TYPE
     }
     if len(found) > 1:
         raise CompileError(f"the block's inputs are on {len(found)} devices")
@@ -166,11 +164,11 @@ def _unfit(value: Tensor) -> str | None:
         return "a tensor has no elements"
     if value.ndim > MAX_DIMS:
         return f"a tensor has {value.ndim} dimensions, and nvFuser takes {MAX_DIMS}"
-    return devices.why_not(value)
+    return vendor.why_not(value)
 
 
 def _elsewhere(node: fx.Node) -> str | None:
     """Returns why nvFuser would not leave a result where torch promises it."""
-    if all(v.device.type == devices.TYPE for v in _made(node)):
+    if all(v.device.type == vendor.TYPE for v in _made(node)):
         return None
     return "its result is a number in the CPU's memory"

@@ -7,8 +7,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from dynamo_backends.nvfuser.descriptors import describe
-from dynamo_backends.nvfuser.dtypes import NAMES, computing, constant_kind
+from dynamo_backends.nvfuser.dtypes import NAMES, computing, constant_kind, describe
 from dynamo_backends.nvfuser.program import (
     Argument,
     Constant,

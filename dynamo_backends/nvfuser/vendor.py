@@ -24,8 +24,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dynamo_backends.interface.errors import BackendUnavailableError
+from dynamo_backends.graph.graph import Graph, foreign_input
+from dynamo_backends.interface.errors import BackendUnavailableError, DeviceError
 from dynamo_backends.interface.packages import is_there
 
 MODULE = "nvfuser_direct"
@@ -92,3 +94,34 @@ def remedy() -> str:
     if not cuda:
         return "pip install nvfuser-cu130-torch" + major + minor + ", beside a CUDA build of torch"
     return f"pip install nvfuser-cu{cuda}-torch{major}{minor}"
+
+
+TYPE = "cuda"
+"""The type of device that nvFuser compiles for."""
+
+
+def is_present() -> bool:
+    """Returns whether this machine has such a device and torch can use it."""
+    return TYPE != "cuda" or torch.cuda.is_available()
+
+
+def why_not(value: Tensor) -> str | None:
+    """Returns why a fusion cannot read a tensor where it is; None if it can.
+
+    Numbers (tensors of no dimension) may be on the CPU, as in eager; they are copied to the device.
+    """
+    kind = value.device.type
+    if kind == TYPE or (kind == "cpu" and not value.ndim):
+        return None
+    return f"nvFuser does not read {kind} memory"
+
+
+def require_device(graph: Graph, backend: str) -> None:
+    """Raises `DeviceError` if an input that is no number is on another type of device."""
+    found = foreign_input(graph, TYPE)
+    if found is not None:
+        raise DeviceError(
+            f"{backend} compiles for {TYPE} devices, and an input is on {found.device.type}; "
+            f"move the model and its inputs, for example by model.to({TYPE!r}), or use another "
+            "backend, such as 'inductor' or 'openxla'."
+        )

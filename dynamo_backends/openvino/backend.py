@@ -9,8 +9,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph, require_cpu
-from dynamo_backends.int8.options import Int8Options
-from dynamo_backends.int8.packages import NNCF, require
+from dynamo_backends.int8.options import NNCF, Int8Options, require
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean, done_without
 from dynamo_backends.interface.options import Limits

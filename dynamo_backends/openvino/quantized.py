@@ -14,8 +14,7 @@ from torch import Tensor
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
-from dynamo_backends.int8.options import WEIGHTS
-from dynamo_backends.int8.packages import saturates
+from dynamo_backends.int8.options import WEIGHTS, saturates
 from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.logs import silenced

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
-from dynamo_backends.int8.options import DYNAMIC
-from dynamo_backends.int8.packages import saturates
+from dynamo_backends.int8.options import DYNAMIC, saturates
 from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.onnx.lowering import lower

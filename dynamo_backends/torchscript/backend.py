@@ -208,7 +208,7 @@ class OneDNNGraph(TorchScript):
 
     def available(self) -> Availability:
         """See `TorchScript.available`."""
-        from dynamo_backends.torchscript.settings import onednn_graph_is_there
+        from dynamo_backends.torchscript.runtime import onednn_graph_is_there
 
         if not onednn_graph_is_there():
             reason = f"torch {torch.__version__} was built without the fuser for oneDNN Graph"

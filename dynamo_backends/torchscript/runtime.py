@@ -1,13 +1,15 @@
 """Runs TorchScript graphs: weights as inputs, or frozen into the graph."""
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends._torch_private.forks import fork_safe_lock, fork_safe_rlock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.runtime.preparation import (
     LiveExecutable,
@@ -17,7 +19,35 @@ from dynamo_backends.runtime.preparation import (
 )
 from dynamo_backends.runtime.ranged import RangedCalls
 from dynamo_backends.torchscript.lowering import lower
-from dynamo_backends.torchscript.settings import Fuser, fusing, without_deprecations
+
+Fuser = Literal["nnc", "onednn"]
+_lock = fork_safe_rlock()
+
+
+@contextlib.contextmanager
+def fusing(fuser: Fuser) -> Iterator[None]:
+    """TorchScript profiles what it runs, and fuses with this compiler, inside the block."""
+    with _lock, private.torchscript_fuser(nnc=fuser == "nnc", onednn=fuser == "onednn"):
+        yield
+
+
+@contextlib.contextmanager
+def without_deprecations() -> Iterator[None]:
+    """TorchScript's own functions do not warn that they are deprecated.
+
+    Up to torch 2.13 these are `DeprecationWarning`s, from 2.14 on `FutureWarning`s.
+    """
+    with _lock, warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", "^`?torch\\.jit", category)
+        yield
+
+
+def onednn_graph_is_there() -> bool:
+    """See `_torch_private.has_onednn_graph`, which changes a setting for a moment."""
+    with _lock:
+        return private.has_onednn_graph()
+
 
 _AT_ONCE: dict[Any, Any] = {
     torch.ops.aten._conj.default: torch.ops.aten._conj_physical.default,

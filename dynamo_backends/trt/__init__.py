@@ -12,7 +12,7 @@ __all__ = ["fx2trt", "load", "save", "tensorrt"]
 
 def __getattr__(name: str) -> Any:
     if name in ("load", "save"):  # loaded late: they need onnx
-        from dynamo_backends.trt import saving
+        from dynamo_backends.trt import store
 
-        return getattr(saving, name)
+        return getattr(store, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

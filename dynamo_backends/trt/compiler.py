@@ -10,9 +10,8 @@ from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.runtime.prologue import Prologue
-from dynamo_backends.trt.building import Settings, build, serialize
+from dynamo_backends.trt.building import Profile, Settings, build, profile, serialize
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
-from dynamo_backends.trt.profiles import Profile, profile
 from dynamo_backends.trt.program import Plan, SharedEngine
 from dynamo_backends.trt.runtime import TensorRTExecutable, owned_weights
 from dynamo_backends.trt.store import PROGRAMS, BeyondProfileError, Names

@@ -14,8 +14,7 @@ from torch import Tensor
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import Settings, parser_errors, weights_folder
-from dynamo_backends.trt.device import driver
-from dynamo_backends.trt.dtypes import to_tensorrt
+from dynamo_backends.trt.device import driver, to_tensorrt
 
 _TYPES: dict[int, str] = {
     TensorProto.FLOAT: "FLOAT",

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.trt.building import Settings
+from dynamo_backends.trt.building import Profile, Settings
 from dynamo_backends.trt.engine import Engine
-from dynamo_backends.trt.profiles import Profile
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ from dynamo_backends.trt.building import (
     serialize,
     weights_folder,
 )
-from dynamo_backends.trt.device import driver
-from dynamo_backends.trt.dtypes import NAMES
+from dynamo_backends.trt.device import NAMES, driver
 from dynamo_backends.trt.runtime import owned_weights
 from dynamo_backends.verify.trials.trials import not_plain, read_results
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.cudagraphs import captured, device, recording
+from dynamo_backends.cudagraphs import captured, device
 from dynamo_backends.cudagraphs.captured import GraphedFunction
 from dynamo_backends.cudagraphs.slots import Slots
 from tests.cudagraphs.conftest import Machine
@@ -415,7 +415,7 @@ def test_without_the_copy_to_slots_results_are_wrong(
 def test_without_the_check_of_addresses_results_are_wrong(
     double: DoubleCuda, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(recording.Recording, "is_for", lambda self, inputs: True)
+    monkeypatch.setattr(captured.Recording, "is_for", lambda self, inputs: True)
     function, _ = wrap(linear, baked=[1])
     x, w = torch.randn(2, 3), torch.randn(3, 3)
     for _ in range(4):

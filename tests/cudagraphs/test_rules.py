@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.cudagraphs.rules import why_not
+from dynamo_backends.cudagraphs.backend import why_not
 
 
 def reasons(fn: Callable[..., Any], *more: Callable[[], Tensor]) -> dict[str, str | None]:

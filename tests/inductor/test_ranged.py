@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import opened
-from dynamo_backends.inductor.ranged import RangedRun
+from dynamo_backends.inductor.runtime import RangedRun
 from tests.test_ranges import Counting, Ranged, compiled
 
 SIZES = ((3, 7), (5, 12), (2, 2), (9, 30), (4, 4))

@@ -15,11 +15,10 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.inductor import steps
 from dynamo_backends.inductor.decompositions import decompositions
-from dynamo_backends.inductor.phases import separate
-from dynamo_backends.inductor.stages import Stage, cut
+from dynamo_backends.inductor.phases import Stage, cut, separate
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.kernels.convolution_gradients import BY_PRODUCT
-from dynamo_backends.kernels.image_operators import CONVOLUTION_BACKWARD
+from dynamo_backends.kernels.patterns import CONVOLUTION_BACKWARD
 from tests.aot.step_checks import assert_equal_to_eager
 from tests.training.stepping import OPTIMIZERS
 

@@ -10,8 +10,14 @@ from torch import Tensor, fx
 
 from dynamo_backends import CompileError
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
-from dynamo_backends.int8.state import STATE, proving, recording
+from dynamo_backends.int8.executable import (
+    STATE,
+    Activations,
+    QuantizedExecutable,
+    left_in_float,
+    proving,
+    recording,
+)
 from dynamo_backends.interface.executable import Bound
 
 

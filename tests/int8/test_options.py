@@ -9,7 +9,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import dynamo_backends
 from dynamo_backends import OptionError, compile_step, compiler
-from dynamo_backends.int8 import packages
+from dynamo_backends.int8 import options
 from dynamo_backends.interface.registry import get_backend
 from tests.int8.planted import batches, net
 
@@ -122,14 +122,14 @@ def test_a_model_that_updates_its_state_runs_in_eager(monkeypatch: pytest.Monkey
 def test_without_the_quantizer_it_is_said_what_to_install(
     backend: str, precision: str, package: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(packages, "missing", lambda wanted: f"{', '.join(wanted)} is not installed")
+    monkeypatch.setattr(options, "missing", lambda wanted: f"{', '.join(wanted)} is not installed")
     given = {**GIVEN, "precision": precision}
     said = f"{package} is not installed; run: pip install 'dynamo-backends\\[int8\\]'"
     with torch.no_grad(), pytest.raises(BackendCompilerFailed, match=said):
         torch.compile(net(), backend=backend, options=given)(batches()[0])
     with torch.no_grad(), dynamo_backends.record() as reports:
-        options = {**GIVEN, "candidates": [backend]}
-        torch.compile(net(), backend="autotune", options=options)(batches()[0])
+        chosen = {**GIVEN, "candidates": [backend]}
+        torch.compile(net(), backend="autotune", options=chosen)(batches()[0])
     (row,) = (r for r in reports[0].candidates if r.name == f"{backend}@{precision}")
     assert "could not be compiled: BackendUnavailableError" in row.reason
     assert "pip install 'dynamo-backends[int8]'" in row.reason
@@ -151,9 +151,9 @@ def test_the_same_batches_and_bounds_give_the_same_compiler_and_others_do_not():
 
 
 def test_processors_without_vnni_saturate(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packages.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(options.platform, "machine", lambda: "x86_64")
     for sets, saturates in ((("avx2", "fma"), True), (("avx2", "avx_vnni"), False), ((), True)):
-        monkeypatch.setattr(packages, "instruction_sets", lambda sets=sets: sets)
-        assert packages.saturates() is saturates
-    monkeypatch.setattr(packages.platform, "machine", lambda: "aarch64")
-    assert not packages.saturates()
+        monkeypatch.setattr(options, "instruction_sets", lambda sets=sets: sets)
+        assert options.saturates() is saturates
+    monkeypatch.setattr(options.platform, "machine", lambda: "aarch64")
+    assert not options.saturates()

@@ -11,11 +11,18 @@ import dynamo_backends
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.conformance.weights.changes import CHANGES
 from dynamo_backends.interface.errors import CompileError, LoweringError
-from dynamo_backends.nvfuser import definition, vendor
+from dynamo_backends.nvfuser import program, vendor
 from dynamo_backends.nvfuser.compiler import lower_graph
-from dynamo_backends.nvfuser.definition import FUSIONS, Fusions
-from dynamo_backends.nvfuser.descriptors import describe
-from dynamo_backends.nvfuser.program import Constant, FusionProgram, Input, Operation, Ref
+from dynamo_backends.nvfuser.dtypes import describe
+from dynamo_backends.nvfuser.program import (
+    FUSIONS,
+    Constant,
+    FusionProgram,
+    Fusions,
+    Input,
+    Operation,
+    Ref,
+)
 from dynamo_backends.nvfuser.runtime import Reader
 from tests import backend_checks as checks
 from tests.checking import check
@@ -203,14 +210,14 @@ def test_an_operation_that_this_version_does_not_have(
 def test_an_operation_that_nvfuser_refuses_is_left_to_eager(
     nvfuser: str, monkeypatch: pytest.MonkeyPatch
 ):
-    replay = definition._Replay._step
+    replay = program._Replay._step
 
     def refuse(self: Any, step: Operation) -> None:
         if step.op == "exp":
             raise RuntimeError("INTERNAL ASSERT FAILED\nand more")
         replay(self, step)
 
-    monkeypatch.setattr(definition._Replay, "_step", refuse)
+    monkeypatch.setattr(program._Replay, "_step", refuse)
     with dynamo_backends.record() as reports:
         x = torch.randn(5)
         fn = lambda x: (x * 2).exp() + 1  # noqa: E731
@@ -224,10 +231,10 @@ def test_an_operation_that_nvfuser_refuses_is_left_to_eager(
 def test_a_definition_that_nvfuser_refuses(nvfuser: str):
     module = vendor.load()
     with pytest.raises(CompileError, match="nvFuser refuses the fusion"):
-        definition.define(FusionProgram(constant_program(1.0).inputs, (), (0,)), module)
+        program.define(FusionProgram(constant_program(1.0).inputs, (), (0,)), module)
     step = Operation("flip", (Ref(0),), origin="flip_1")
     with pytest.raises(LoweringError, match="nvFuser refuses its flip"):
-        definition.define(FusionProgram(constant_program(1.0).inputs, (step,), (1,)), module)
+        program.define(FusionProgram(constant_program(1.0).inputs, (step,), (1,)), module)
 
 
 def program_of(model: nn.Module, x: Tensor) -> FusionProgram:

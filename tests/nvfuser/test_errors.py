@@ -7,7 +7,7 @@ import torch
 
 import dynamo_backends
 from dynamo_backends import BackendUnavailableError
-from dynamo_backends.nvfuser import devices, vendor
+from dynamo_backends.nvfuser import vendor
 from tests import refusals
 from tests.nvfuser import double
 from tests.nvfuser.conftest import is_real
@@ -28,7 +28,7 @@ def test_the_package_is_missing():
 def test_there_is_no_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with double.installed(), monkeypatch.context() as patch:
-        patch.setattr(devices, "TYPE", "cuda")
+        patch.setattr(vendor, "TYPE", "cuda")
         available = dynamo_backends.get_backend("nvfuser").availability()
     assert not available.usable
     assert available.reason == "nvfuser_direct is installed, but torch finds no CUDA device"
@@ -39,7 +39,7 @@ def test_it_is_usable(nvfuser: str):
     available = dynamo_backends.get_backend("nvfuser").availability()
     assert available.usable
     assert available.reason.startswith(nvfuser)
-    assert available.devices == (devices.TYPE,)
+    assert available.devices == (vendor.TYPE,)
 
 
 def test_importing_it_imports_no_vendor():
@@ -66,7 +66,7 @@ def test_wrong_options(options: dict[str, Any], text: str):
 
 @pytest.mark.skipif(is_real(), reason="the double makes the CPU count as the device")
 def test_tensors_on_the_cpu():
-    text = "nvfuser compiles for cuda devices, and an input is on cpu; move the model"
+    text = "nvfuser compiles for cuda vendor, and an input is on cpu; move the model"
     refusals.tensor_is_refused("nvfuser", "cpu", text)
 
 

@@ -13,7 +13,7 @@ from dynamo_backends.conformance.operators import database, running
 from dynamo_backends.conformance.weights.changes import CHANGES, net
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.torchscript import backend as backends
-from dynamo_backends.torchscript import settings as scripting
+from dynamo_backends.torchscript import runtime as scripting
 from tests import backend_checks as checks
 from tests import refusals
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import FallbackRefusedError
-from dynamo_backends.trt.profiles import Range, describe, holds, joined
+from dynamo_backends.trt.building import Range, describe, holds, joined
 from tests import refusals
 from tests.trt.conftest import Machine
 from tests.trt.helpers import compiled, net

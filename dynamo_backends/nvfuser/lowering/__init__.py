@@ -3,15 +3,7 @@
 Importing this package fills the table in `registry`.
 """
 
-from dynamo_backends.nvfuser.lowering import (
-    arithmetic,
-    batch_norm,
-    matmul,
-    normalization,
-    pointwise,
-    reduction,
-    shape,
-)
+from dynamo_backends.nvfuser.lowering import arithmetic, normalization, pointwise, reduction, shape
 
 __all__ = [
     "arithmetic",

@@ -15,11 +15,17 @@ Tensors arrive as `Value`s, everything else as in the graph. A row that cannot l
 lowers it, alone.
 """
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import ELEMENTWISE_PROMOTION, elementwise_dtypes
+from dynamo_backends.interface.errors import LoweringError
+from dynamo_backends.nvfuser.recorder import Recorder, Value
 
 Promotion = Literal["default", "int_to_float", "to_bool", "complex_to_float"]
 
@@ -123,3 +129,101 @@ def _registered(
 def lookup(op: Any) -> Row | None:
     """Returns the row of an overload, or None."""
     return TABLE.get(str(op))
+
+
+def lower(
+    graph: fx.Graph, inputs: Mapping[fx.Node, Value], recorder: Recorder
+) -> dict[fx.Node, Any]:
+    """Lowers all calls of a graph.
+
+    Args:
+        graph: In normal form, with static shapes.
+        inputs: The placeholders that are read, as inputs of the recorder.
+        recorder: Where values are computed.
+
+    Returns:
+        A value, or several, for each node.
+
+    Raises:
+        LoweringError: A call cannot be lowered; it names the node.
+    """
+    values: dict[fx.Node, Any] = dict(inputs)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            try:
+                values[node] = lower_call(node, values, recorder)
+            except Unsupported as reason:
+                raise LoweringError(node.name, str(node.target), str(reason)) from reason
+    return values
+
+
+def lower_call(node: fx.Node, values: Mapping[fx.Node, Any], recorder: Recorder) -> Any:
+    """Lowers one call.
+
+    Args:
+        node: The call.
+        values: Those of the nodes that it reads.
+        recorder: Where values are computed.
+
+    Raises:
+        Unsupported: It cannot be lowered.
+    """
+    if node.target is operator.getitem:
+        source, index = node.args
+        return values[source][index]  # type: ignore[index]
+    row = lookup(node.target)
+    if row is None:
+        raise Unsupported("it has no lowering to nvFuser")
+    recorder.origin = node.name
+    out = node.meta["val"]
+    args = list(fx.map_arg(node.args, values.__getitem__))
+    kwargs = fx.map_arg(node.kwargs, values.__getitem__)
+    if row.promotion is not None:
+        _promote(row, node, args)
+    prefix = (Call(recorder, out),) if row.context else ()
+    return _conform(row.fn(*prefix, *args, **kwargs), out)
+
+
+def _promote(row: Row, node: fx.Node, args: list[Any]) -> None:
+    """Converts the operands to the type in which torch computes, in place."""
+    fakes = fx.map_arg(node.args, lambda n: n.meta["val"])
+    count = len(args) if row.operands is None else row.operands
+    places = [i for i, a in enumerate(args[:count]) if _is_operand(a)]
+    kind = computation_dtype(row, [fakes[i] for i in places])
+    for i in places:
+        if isinstance(args[i], Value):
+            args[i] = args[i].cast(kind)
+
+
+def computation_dtype(row: Row, operands: Sequence[Any]) -> torch.dtype:
+    """Returns the type in which torch computes a function of elements.
+
+    Args:
+        row: Of the function, with a promotion rule.
+        operands: Fake tensors and numbers.
+    """
+    assert row.promotion is not None
+    compares = row.promotion == "to_bool"
+    rule = ELEMENTWISE_PROMOTION["default" if compares else row.promotion]
+    computed, common = elementwise_dtypes(*operands, type_promotion_kind=rule)
+    return common if compares else computed
+
+
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, Value | int | float)
+
+
+def _conform(result: Any, promised: Any) -> Any:
+    """Gives results the types that torch promises, and insists on the shapes."""
+    if isinstance(promised, Tensor):
+        if result.shape != tuple(promised.shape):
+            raise Unsupported(
+                f"its result would have the shape {result.shape} instead of {tuple(promised.shape)}"
+            )
+        return result.cast(promised.dtype)
+    if isinstance(promised, list | tuple):
+        return tuple(
+            None if r is None or not isinstance(p, Tensor) else _conform(r, p)
+            for r, p in zip(result, promised, strict=True)
+        )
+    raise Unsupported("its result is no tensor")

@@ -16,8 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from dynamo_backends.nvfuser import devices, vendor
-from dynamo_backends.nvfuser.definition import FUSIONS
+from dynamo_backends.nvfuser import vendor
+from dynamo_backends.nvfuser.program import FUSIONS
 from tests.nvfuser.double import direct
 from tests.nvfuser.double.types import DataType, FusionError
 
@@ -37,14 +37,14 @@ def module() -> ModuleType:
 def installed() -> Iterator[ModuleType]:
     """nvFuser can be imported, and tensors on the CPU count as on its device."""
     before = sys.modules.pop(vendor.MODULE, None)
-    kind, devices.TYPE = devices.TYPE, "cpu"
+    kind, vendor.TYPE = vendor.TYPE, "cpu"
     sys.modules[vendor.MODULE] = module()
     FUSIONS.clear()
     try:
         yield sys.modules[vendor.MODULE]
     finally:
         FUSIONS.clear()
-        devices.TYPE = kind
+        vendor.TYPE = kind
         sys.modules.pop(vendor.MODULE)
         if before is not None:
             sys.modules[vendor.MODULE] = before

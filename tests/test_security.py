@@ -36,7 +36,7 @@ from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.kernels import native_code
-from dynamo_backends.onnx import registered
+from dynamo_backends.onnx import rules
 from dynamo_backends.package import archive
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.runtime.verdicts import Verdicts
@@ -117,18 +117,18 @@ def test_what_else_is_kept_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(DiskCache, "get", get)
     choices = Choices(native_code._store, lambda: "")
-    registered._names.cache_clear()
+    rules._names.cache_clear()
     readers = [
         lambda: Verdicts("onnxrt", ["ort"], shipped=False).get("kind", keep=True),
         lambda: choices._kept("kind"),
         lambda: Records("environment").get("0" * 64),
-        registered._names,
+        rules._names,
     ]
     for reader in readers:
         with contextlib.suppress(ValueError):  # it is no JSON
             reader()
     assert len(asked) == len(readers)
-    registered._names.cache_clear()
+    rules._names.cache_clear()
     monkeypatch.setattr(DiskCache, "read", lambda self, name: bomb)
     assert Decisions().get("a" * 64) is None
 

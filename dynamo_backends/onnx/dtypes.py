@@ -19,3 +19,61 @@ DTYPES = {
     torch.float64: ir.DataType.DOUBLE,
 }
 """ONNX's element types. Models have no tensors of others (complex, float8, quantized types)."""
+
+
+_LABEL = "dynamo_backends.call"
+
+
+def label_new(model: ir.Model, call: str) -> None:
+    """Marks the nodes that were added to a model since the last time.
+
+    Args:
+        model: The model.
+        call: Name of the call that they come from.
+    """
+    for node in reversed(model.graph):
+        if _LABEL in node.metadata_props:
+            return
+        node.metadata_props[_LABEL] = call
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Names every node after the call that it comes from.
+
+    Nodes that a rewriting made belong to the call whose result they compute, or else to the one
+    that reads what they compute, or else to the one whose result they read.
+    """
+    calls: dict[ir.Node, str] = {}
+    results = {
+        str(value.name): node.metadata_props[_LABEL]
+        for node in model.graph
+        if _LABEL in node.metadata_props
+        for value in node.outputs
+    }
+    for node in reversed(model.graph):
+        label = node.metadata_props.get(_LABEL)
+        if label is None:
+            label = next((results[n] for v in node.outputs if (n := str(v.name)) in results), None)
+        if label is None:
+            readers = (use.node for value in node.outputs for use in value.uses())
+            label = next((calls[r] for r in readers if r in calls), "")
+        calls[node] = label
+    for i, node in enumerate(model.graph):
+        if not calls[node]:
+            makers = (v.producer() for v in node.inputs if v is not None)
+            calls[node] = next((calls[m] for m in makers if m in calls), "")
+        node.name = f"{calls[node]}/{i}"
+
+
+def call_of(name: str) -> str:
+    """The call that an ONNX node of that name comes from; "" for none in particular."""
+    return name.rpartition("/")[0]
+
+
+PACKAGES = {
+    "onnxruntime": "onnxruntime",
+    "onnx": "onnx",
+    "onnx_ir": "onnx-ir",
+    "onnxscript": "onnxscript",
+}
+"""Modules, each with the package on the index that has it."""

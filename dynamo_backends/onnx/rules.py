@@ -5,15 +5,20 @@ left to eager. Every other lowering is still tried on each kind of call before i
 """
 
 import functools
+import hashlib
+import json
+import sys
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload
+from dynamo_backends._torch_private import OpOverload, onnx_registry
 from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
 from dynamo_backends.onnx.formulas import FORMULAS, has_formula
-from dynamo_backends.onnx.registered import is_registered, registered_overloads
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.verify.trials.samples import without_nan
 from dynamo_backends.verify.trials.trials import used_results, without_lost_means
 
@@ -125,3 +130,53 @@ def spared(node: fx.Node, tensor: Tensor) -> Tensor:
     loses_nan = str(node.target).removeprefix("aten.") in _LOSE_NAN and not has_formula(node)
     tensor = without_lost_means(node, tensor)
     return without_nan(tensor) if loses_nan else tensor
+
+
+OPSET = 20
+"""What `torch.onnx.export` takes by default; ONNX Runtime has kernels of its own for `Gelu`."""
+
+_LIMIT = 1 << 20
+
+
+@functools.cache
+def registry() -> Any:
+    """The lowerings that `torch.onnx.export(dynamo=True)` uses."""
+    return onnx_registry(OPSET)
+
+
+def is_registered(op: Any) -> bool:
+    """Whether the exporter has a lowering of an operator."""
+    if not isinstance(op, OpOverload):
+        return bool(registry().is_registered(op))
+    return str(op) in _names()
+
+
+def registered_overloads() -> frozenset[OpOverload]:
+    """Every overload of this process that the exporter has a lowering of.
+
+    The names may come from a process that had imported more: operators that nobody has registered
+    here are left out, since no graph of this process can call them.
+    """
+    return frozenset(op for name in _names() if (op := _overload(name)) is not None)
+
+
+def _overload(name: str) -> OpOverload | None:
+    op: Any = torch.ops
+    for part in name.split("."):  # namespace, operator, overload
+        op = getattr(op, part, None)
+    return op if isinstance(op, OpOverload) else None
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    # Operators of torchvision are there once it is imported.
+    facts = (torch.__version__, version("onnxscript"), OPSET, "torchvision" in sys.modules)
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()
+    cache = DiskCache(cache_folder() / "onnx-operators", _LIMIT, what="names of operators")
+    kept = cache.get(key)
+    if kept is not None:
+        return frozenset(json.loads(kept["names"]))
+    targets = (metas[0].fx_target for metas in registry().functions.values())
+    names = sorted({str(target) for target in targets if isinstance(target, OpOverload)})
+    cache.put(key, {"names": json.dumps(names).encode()})
+    return frozenset(names)

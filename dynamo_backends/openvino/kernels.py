@@ -10,22 +10,21 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dynamo_backends.openvino.cast_kernels import converted, overflowing
 from dynamo_backends.openvino.integer_kernels import (
-    WHOLE_NUMBERS,
-    compared_integers,
-    reduced_integers,
-    selected,
-    separate,
-    wrapped,
-)
-from dynamo_backends.openvino.nodes import (
     FLOATS,
+    WHOLE_NUMBERS,
     Output,
+    compared_integers,
+    converted,
     element_type,
     inputs_of,
     is_constant,
     number,
+    overflowing,
+    reduced_integers,
+    selected,
+    separate,
+    wrapped,
 )
 from dynamo_backends.openvino.vendor import Model, Type, ops
 

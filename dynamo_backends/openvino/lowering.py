@@ -24,11 +24,10 @@ from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import DTYPES, use_float32
-from dynamo_backends.openvino.integer_ranges import is_long
 from dynamo_backends.openvino.kernels import settle_kernels
 from dynamo_backends.openvino.rewrites import rewrite_calls
 from dynamo_backends.openvino.vendor import Model, PartialShape, Type, ops
-from dynamo_backends.openvino.wide_integers import is_wide, split_integers
+from dynamo_backends.openvino.wide_integers import is_long, is_wide, split_integers
 
 aten = torch.ops.aten
 

@@ -25,9 +25,8 @@ from dynamo_backends.openvino import rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
-from dynamo_backends.openvino.integer_ranges import UNKNOWN, Integers, is_long, known_inputs
 from dynamo_backends.openvino.session import Settings
-from dynamo_backends.openvino.wide_integers import is_wide
+from dynamo_backends.openvino.wide_integers import UNKNOWN, Integers, is_long, is_wide, known_inputs
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.verify.trials.kinds import kind_of
 from dynamo_backends.verify.trials.together import (

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import harness
-from dynamo_backends.runtime.freezing import Policy, Snapshot, pointers
+from dynamo_backends.runtime.weight_binding import Policy, Snapshot, pointers
 
 POLICIES: tuple[Policy, ...] = ("probe", "strict")
 

@@ -29,7 +29,7 @@ from rich.table import Table
 import harness
 from dynamo_backends._torch_private.control import torch_backends
 from dynamo_backends.bench.results_files import ResultError
-from dynamo_backends.cli.gpu import look
+from dynamo_backends.cli.doctor import look
 from dynamo_backends.interface.registry import get_backend, list_backends
 from harness import cell_tables
 from harness.cell_runs import run_cells

@@ -22,7 +22,7 @@ from rich.table import Table
 import harness
 import training
 from dynamo_backends.runtime.arena import shared_reserve
-from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.staging import return_free_memory
 
 COLUMNS = {
     str(column): column

@@ -26,7 +26,7 @@ _PUBLIC = {
     "Role": "graph.graph",
     "PreparedExecutable": "runtime.preparation",
     "Results": "runtime.results",
-    "with_prologue": "runtime.prologue",
+    "with_prologue": "runtime.preparation",
     # For whoever uses one.
     "Coverage": "capture.coverage",
     "coverage": "capture.coverage",

@@ -161,7 +161,7 @@ STAGES: dict[str, Stage] = {
     "first call": Stage(lambda p: p.executables(0)),
     "later call": Stage(lambda p: p.executables(1)),
     "freezing": at("runtime.weight_binding.Snapshot"),
-    "checking weights": at("runtime.freezing.Snapshot.is_current"),
+    "checking weights": at("runtime.weight_binding.Snapshot.is_current"),
     "verification": at("runtime.program.Comparison", apart=True),
     "verification, eager again": at("verify.first.Replay", apart=True),
     "verification, comparing": at("verify.first._Outputs.compare", apart=True),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.cli.gpu import GPU_BACKENDS
+from dynamo_backends.cli.doctor import GPU_BACKENDS
 from dynamo_backends.int8.options import NNCF, TORCHAO
 from dynamo_backends.interface import registry
 from dynamo_backends.interface.backend import Backend
@@ -218,7 +218,7 @@ def in_tests(project: Project) -> Iterator[str]:
 def in_doctor(project: Project) -> Iterator[str]:
     for names, where, _ in project.support:
         if where.startswith("CUDA") and project.gpu.isdisjoint(names):
-            yield f"{names[0]}: it runs on CUDA, and cli/gpu.py's GPU_BACKENDS has no row for it"
+            yield f"{names[0]}: it runs on CUDA, and cli/doctor.py's GPU_BACKENDS has no row for it"
 
 
 def in_packages(project: Project) -> Iterator[str]:
@@ -291,7 +291,7 @@ PLANTED: list[tuple[str, Callable[[Project], Project]]] = [
     ("tvm: the README's support table",
      changed("support", lambda old: [row for row in old if "tvm" not in row[0]])),
     ("iree: the README calls it verified, and tests/m", changed("tables", with_row(MODELS, []))),
-    ("nvfuser: it runs on CUDA, and cli/gpu.py", changed("gpu", lambda old: old - {"nvfuser"})),
+    ("nvfuser: it runs on CUDA, and cli/doctor.py", changed("gpu", lambda old: old - {"nvfuser"})),
     ("iree: its folder imports iree, and `packages`", given("iree", packages={})),
     ("iree: it needs iree-base-compiler, and pyproject's extra iree",
      changed("extras", with_row("iree", {"iree-base-runtime"}))),

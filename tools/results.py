@@ -33,7 +33,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dynamo_backends.bench import ledger, markdown
+from dynamo_backends.bench import ledger, rendering
 from dynamo_backends.bench.cells import Run
 from dynamo_backends.bench.published import TABLES, caption, chart, conditions
 from dynamo_backends.bench.results_files import ResultError
@@ -118,7 +118,7 @@ def _as_markdown(part: Table | str) -> str:
     head = [_plain(column.header) for column in part.columns]
     right = [n for n, column in enumerate(part.columns) if column.justify == "right"]
     words = max(right[0], 1) if right else 1  # a table that aligns nothing begins with a name
-    return markdown.table(head, list(zip(*cells, strict=True)), words)
+    return rendering.table(head, list(zip(*cells, strict=True)), words)
 
 
 def _plain(cell: Any) -> str:

@@ -12,10 +12,14 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.boxed import GraphCompiler, compile_boxed
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import recurrent_as_in_eager
-from dynamo_backends.aot.serialized import compile_kept, pickled_if_kept
+from dynamo_backends.aot.serialized import (
+    GraphCompiler,
+    compile_boxed,
+    compile_kept,
+    pickled_if_kept,
+)
 from dynamo_backends.aot.traces import Traces
 from dynamo_backends.graph import lstm
 from dynamo_backends.interface.report import Kind

@@ -24,7 +24,7 @@ from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiler_process import NICE
 from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.runtime.process_folder import process_folder
+from dynamo_backends.runtime.private_folder import process_folder
 from dynamo_backends.workers.budget import Budget
 from dynamo_backends.workers.queue_thread import Helper, QueueThread
 from dynamo_backends.workers.worker_process import Lost, WorkerProcess

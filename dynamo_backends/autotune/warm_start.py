@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from dynamo_backends.autotune.decisions import describe, qualified
 from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.interface.report import CandidateReport
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 
 _ranked: LRU[str, tuple[str, ...]] = LRU(256)
 

@@ -11,7 +11,7 @@ from typing import Any
 from dynamo_backends._torch_private.control import torch_backends
 from dynamo_backends.bench import exports
 from dynamo_backends.bench.cells import EAGER
-from dynamo_backends.bench.python_files import load_file
+from dynamo_backends.bench.factories import load_file
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import (
     BackendUnavailableError,

@@ -28,7 +28,7 @@ def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
 
         from dynamo_backends.bench import measuring, streaming
         from dynamo_backends.bench.sources import find
-        from dynamo_backends.bench.suites.changing import StreamCase
+        from dynamo_backends.bench.suites.streams import StreamCase
 
         def tell(**values: Any) -> None:
             say(values)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dynamo_backends.bench.cells import Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.results_files import differences
-from dynamo_backends.bench.significance import adjusted, p_of_groups
+from dynamo_backends.bench.statistics import adjusted, p_of_groups
 from dynamo_backends.bench.summary import LEVEL
 
 THRESHOLD = 0.05

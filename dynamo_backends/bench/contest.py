@@ -8,8 +8,7 @@ from typing import Any
 
 from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.bench.cells import as_ratio
-from dynamo_backends.bench.dots import Panel, Series, panel, ratios_of
-from dynamo_backends.bench.error_plot import ErrorPanel, error_panel
+from dynamo_backends.bench.dots import ErrorPanel, Panel, Series, error_panel, panel, ratios_of
 from dynamo_backends.bench.explained import break_even
 from dynamo_backends.capture.candidates import tuning_seconds
 from dynamo_backends.interface.report import CandidateReport

@@ -2,13 +2,18 @@
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from dynamo_backends.bench.packages import import_psutil
+from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.packages import versions
 from dynamo_backends.interface.registry import list_backends, package_versions
 from dynamo_backends.runtime.processor import processor_name
+from dynamo_backends.workers.memory import peak_rss_bytes
 
 _PACKAGES = ("torch", "numpy", "torchvision", "transformers", "timm")
 """Besides those of the backends."""
@@ -41,3 +46,70 @@ def environment_line() -> str:
         f"{device}, {threads_in_words(facts['torch_threads'])}; Python {facts['python']},"
         f" {', '.join(torch_and_jax)}"
     )
+
+
+DEVICES = ("cpu", "cuda")
+
+
+def require(device: str) -> None:
+    """Checks that there is a device.
+
+    Raises:
+        OptionError: There is none.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError(
+            "--device cuda needs a GPU and a torch that is built for it; "
+            "`dynamo-backends doctor` says what is missing."
+        )
+
+
+def synchronizing(device: str) -> Callable[[], None] | None:
+    """Returns what waits for a device; None if calls wait themselves."""
+    return torch.cuda.synchronize if device == "cuda" else None
+
+
+def wait(device: str) -> None:
+    """Waits for what was begun on a device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak(device: str) -> int:
+    """Largest memory in bytes so far: resident of the process; on a GPU what torch allocated.
+
+    Memory that a vendor's runtime takes from a GPU by itself is not seen.
+    """
+    if device == "cuda":
+        return int(torch.cuda.max_memory_allocated())
+    return peak_rss_bytes()
+
+
+class Load:
+    """While it is entered: how busy other processes keep the processors.
+
+    Attributes:
+        of_others: Processor seconds of other processes per second; None where the system does not
+            say.
+    """
+
+    of_others: float | None = None
+
+    def __enter__(self) -> "Load":
+        """Begins."""
+        self._start = self._now()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Ends, and works it out."""
+        wall, busy, own = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        if busy > 0 and wall > 0:
+            self.of_others = max(0.0, busy - own) / wall
+
+    def _now(self) -> tuple[float, float, float]:
+        psutil = import_psutil()
+        times = psutil.cpu_times()._asdict()
+        idle = times.get("idle", 0.0) + times.get("iowait", 0.0)
+        guest = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # counted in user as well
+        mine = psutil.Process().cpu_times()
+        return time.perf_counter(), sum(times.values()) - idle - guest, mine.user + mine.system

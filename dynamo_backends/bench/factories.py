@@ -1,15 +1,16 @@
 """Models that users' files make, with the arguments of one call."""
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from dynamo_backends.bench.python_files import load_file
 from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean
 
 
@@ -101,3 +102,12 @@ def _checked(made: Any, name: str) -> Loaded:
         f"{name} must return (model, args), (model, args, kwargs) or a module with an attribute "
         f"example_inputs, not {type(made).__name__}."
     )
+
+
+def load_file(path: Path) -> ModuleType:
+    """Imports a Python file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

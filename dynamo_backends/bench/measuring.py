@@ -12,11 +12,9 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends import coverage, record
 from dynamo_backends.bench.accuracy import compare_outputs
 from dynamo_backends.bench.cells import EAGER, Cell, How, Speedup
-from dynamo_backends.bench.device import peak, synchronizing, wait
+from dynamo_backends.bench.environment import Load, peak, synchronizing, wait
 from dynamo_backends.bench.exports import is_export
-from dynamo_backends.bench.load import Load
-from dynamo_backends.bench.significance import p_of_pairs
-from dynamo_backends.bench.statistics import PAUSE_S, compare
+from dynamo_backends.bench.statistics import PAUSE_S, compare, p_of_pairs
 from dynamo_backends.bench.suites.case import ModelCase
 from dynamo_backends.bench.work import DTYPES, Runner, Work, results, timed, tolerance
 from dynamo_backends.interface.errors import brief_error

@@ -1,6 +1,6 @@
 """Fills in the templates of pages, each one file that asks no network for anything."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +50,15 @@ def _text(value: Any) -> str:
     if isinstance(value, Iterable) and not isinstance(value, str):
         return ", ".join(map(str, value))
     return str(value)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
+    """Returns a table.
+
+    Args:
+        head: Names of the columns.
+        rows: Texts of the cells.
+        words: How many columns, from the first, are words; others are numbers, at the right.
+    """
+    rule = ["---" if i < words else "--:" for i in range(len(head))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rows))

@@ -8,8 +8,8 @@ from dynamo_backends.bench.cells import How
 from dynamo_backends.bench.factories import Loaded, made_by, named_in
 from dynamo_backends.bench.suites import SUITES, Scale, find_cases
 from dynamo_backends.bench.suites.case import Inputs, ModelCase
-from dynamo_backends.bench.suites.changing import StreamCase, generation, traffic
 from dynamo_backends.bench.suites.huggingface import huggingface
+from dynamo_backends.bench.suites.streams import StreamCase, generation, traffic
 from dynamo_backends.bench.suites.timm import timm
 from dynamo_backends.bench.suites.torchbench import torchbench
 from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean

@@ -9,9 +9,12 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from dynamo_backends.bench.packages import import_stats
 from dynamo_backends.workers.statistics import Timing, speedup
 
 PAUSE_S = 0.03
@@ -113,3 +116,29 @@ def geometric_mean(values: Iterable[float]) -> float:
             raise ValueError(f"a geometric mean needs positive numbers, got {value}")
         logarithms.append(math.log(value))
     return math.exp(statistics.fmean(logarithms)) if logarithms else math.nan
+
+
+def p_of_pairs(first: Sequence[float], second: Sequence[float]) -> float:
+    """Whether times of the same rounds differ: Wilcoxon's signed-rank test on their logarithms.
+
+    Args:
+        first: Times of one, by round.
+        second: Times of the other, by round.
+
+    Returns:
+        The two-sided p-value; 1 if no round differs.
+    """
+    differences = np.log(np.asarray(first)) - np.log(np.asarray(second))
+    if not differences.any():
+        return 1.0
+    return float(import_stats().wilcoxon(differences).pvalue)
+
+
+def p_of_groups(first: Sequence[float], second: Sequence[float]) -> float:
+    """Returns whether two samples come from one distribution: the two-sided Mann-Whitney test."""
+    return float(import_stats().mannwhitneyu(first, second).pvalue)
+
+
+def adjusted(ps: Sequence[float]) -> list[float]:
+    """P-values that allow for how many there are (Benjamini and Hochberg, 1995)."""
+    return [float(p) for p in import_stats().false_discovery_control(list(ps))] if len(ps) else []

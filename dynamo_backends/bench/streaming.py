@@ -18,8 +18,7 @@ from dynamo_backends import record
 from dynamo_backends.bench.accuracy import TOLERANCE, compare_outputs
 from dynamo_backends.bench.backends import compiling
 from dynamo_backends.bench.cells import EAGER, Cell, How
-from dynamo_backends.bench.device import peak, synchronizing, wait
-from dynamo_backends.bench.load import Load
+from dynamo_backends.bench.environment import Load, peak, synchronizing, wait
 from dynamo_backends.bench.measuring import (
     LEAST_ROUNDS,
     Tell,
@@ -28,8 +27,7 @@ from dynamo_backends.bench.measuring import (
     why_uncompiled,
 )
 from dynamo_backends.bench.statistics import PAUSE_S, compare
-from dynamo_backends.bench.suites.changing import StreamCase
-from dynamo_backends.bench.suites.streams import Compile, Stream
+from dynamo_backends.bench.suites.streams import Compile, Stream, StreamCase
 from dynamo_backends.bench.work import DTYPES, cast, tolerance
 from dynamo_backends.pipeline import background
 

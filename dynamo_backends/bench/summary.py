@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
-from dynamo_backends.bench.significance import adjusted
-from dynamo_backends.bench.statistics import geometric_mean
+from dynamo_backends.bench.statistics import adjusted, geometric_mean
 
 LEVEL = 0.05
 """P-values below are called significant."""

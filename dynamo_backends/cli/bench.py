@@ -196,11 +196,11 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
 
 
 def _how(args: argparse.Namespace) -> "How":
-    from dynamo_backends.bench import device
+    from dynamo_backends.bench import environment
     from dynamo_backends.bench.cells import How
 
     checkout = str(args.path.resolve()) if args.path else ""
-    device.require(args.device)
+    environment.require(args.device)
     return How(
         absolute(args.suite), checkout, args.scale, args.rounds, args.patience, args.threads,
         args.timeout, args.memory, args.device, args.accuracy,

@@ -91,18 +91,18 @@ def run(args: argparse.Namespace) -> int:
     with waiting("building the model"):
         import torch
 
-        from dynamo_backends.cli import traffic
+        from dynamo_backends.cli import models
         from dynamo_backends.cli.models import load
 
         torch.manual_seed(0)
-        given = traffic.read(args.traffic) if args.traffic else None
+        given = models.read(args.traffic) if args.traffic else None
         model = args.model or (given.model if given is not None else "")
         loaded = load(model, batch=args.batch, small=args.small)
         if isinstance(loaded.model, torch.nn.Module):
             loaded.model.train(args.train)
         calls = [(loaded.args, loaded.kwargs)]
         if given is not None:
-            calls = [traffic.arguments(loaded, call) for call in given.calls]
+            calls = [models.arguments(loaded, call) for call in given.calls]
     with torch.set_grad_enabled(args.train):
         explanation, times = _explained(args, options, loaded.model, calls, waiting)
     if args.json:
@@ -123,8 +123,8 @@ def _print(explanation: "Explanation", times: "Times | None") -> None:
     """Prints the report; before it the result, and what makes it slower than eager, if timed."""
     console = Console()
     if times is not None:
+        from dynamo_backends.bench.explained import why_slower
         from dynamo_backends.bench.explained_page import headline
-        from dynamo_backends.bench.slower import why_slower
 
         for text in (headline(explanation, times), *why_slower(explanation, times)):
             console.print(text, markup=False, highlight=False)

@@ -2,11 +2,79 @@
 
 import argparse
 import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
-from dynamo_backends.cli.rows import Row, print_rows
+_INDENT = "    "
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing of a list.
+
+    Attributes:
+        cells: The columns: text, and its style.
+        about: A last column, which takes the width that is left, or what `below` says.
+        below: Whether what does not fit is shown below the line; else it is cut.
+        problem: Sentences below the line, wrapped between words.
+        command: What fixes it. Each command has a line of its own, never broken, to be copied.
+    """
+
+    cells: Sequence[tuple[str, str]]
+    about: str = ""
+    below: bool = False
+    problem: str = ""
+    command: str = ""
+
+
+def print_rows(console: Console, header: Sequence[str], rows: Sequence[Row]) -> None:
+    """Prints rows under a header."""
+    lines = [[(name, "bold") for name in header], *(row.cells for row in rows)]
+    widths = [max(len(cells[i][0]) for cells in lines) for i in range(len(header))]
+    _print_line(console, _line(lines[0], widths))
+    for row in rows:
+        line = _line(row.cells, widths)
+        fits = len(line.plain) + len(row.about) <= console.width
+        if fits or not row.below:
+            line.append(row.about)
+        _print_line(console, line)
+        if not fits and row.below:
+            _print_words(console, row.about)
+        _print_words(console, row.problem)
+        for command in filter(None, row.command.split("; ")):
+            console.print(Text(f"{_INDENT}{command}", style="cyan"), soft_wrap=True)
+
+
+def _line(cells: Sequence[tuple[str, str]], widths: Sequence[int]) -> Text:
+    line = Text()
+    for (text, style), width in zip(cells, widths, strict=True):
+        line.append(text, style=style).append(" " * (width - len(text) + 2))
+    return line
+
+
+def _print_line(console: Console, line: Text) -> None:
+    line.rstrip()
+    line.truncate(console.width, overflow="ellipsis")
+    console.print(line, soft_wrap=True)
+
+
+def _print_words(console: Console, text: str) -> None:
+    width = max(console.width - 1, 20)
+    for line in textwrap.wrap(
+        text,
+        width,
+        initial_indent=_INDENT,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ):
+        console.print(Text(line), soft_wrap=True)
+
 
 SUMMARY = "every backend: usable here? training? dynamic shapes? devices?"
 

@@ -34,7 +34,7 @@ from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
 from dynamo_backends.kernels.small_channels import use_small_channels
 from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.arena import keeping
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run, computing
 from dynamo_backends.runtime.ranged import RangedCalls
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
 from dynamo_backends.nvfuser.vendor import NvFuserModule
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dynamo_backends.graph.layouts import input_storage, storage_of
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.ort.runtime import OrtExecutable
-from dynamo_backends.runtime.saving import whole_executable
+from dynamo_backends.runtime.load_or_compile import whole_executable
 
 _ONE_FILE = 1 << 30
 """Bytes of weights up to which the model is one file; protobuf ends at 2 GiB."""

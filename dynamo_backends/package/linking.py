@@ -20,8 +20,16 @@ from dynamo_backends.interface.report import GraphReport, Kind
 from dynamo_backends.package import calls
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.runtime.eager_switch import EagerSwitch
-from dynamo_backends.runtime.profiled import graph_name, part_names
-from dynamo_backends.runtime.program import Block, EagerPart, Instruction, Literal, Program, pick
+from dynamo_backends.runtime.program import (
+    Block,
+    EagerPart,
+    Instruction,
+    Literal,
+    Program,
+    graph_name,
+    part_names,
+    pick,
+)
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 Load = Callable[[str, Graph], Executable]

@@ -60,8 +60,16 @@ from dynamo_backends.pipeline.description import (
 )
 from dynamo_backends.runtime.load_or_compile import load_or_compile
 from dynamo_backends.runtime.preparation import LiveExecutable
-from dynamo_backends.runtime.profiled import graph_name, part_names
-from dynamo_backends.runtime.program import Block, EagerPart, Instruction, Literal, Program, pick
+from dynamo_backends.runtime.program import (
+    Block,
+    EagerPart,
+    Instruction,
+    Literal,
+    Program,
+    graph_name,
+    part_names,
+    pick,
+)
 
 log = logging.getLogger("dynamo_backends")
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.staging import return_free_memory
 
 LEAST = 4 << 20  # bytes: less than that malloc mostly keeps itself
 _CHUNK = 0x1F000  # bytes; malloc never maps a block of less than 128 KiB

@@ -7,14 +7,14 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import CompileError, done_without
-from dynamo_backends.interface.executable import Parts
+from dynamo_backends.interface.executable import Executable, Parts
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
@@ -94,3 +94,37 @@ def _loaded(cache: Parts, key: str, load: Callable[[Mapping[str, bytes]], T]) ->
             raise
         log.warning("dropped an unusable cache entry: %s", error)
         return None
+
+
+E = TypeVar("E", bound=Executable)
+
+
+def whole_executable(report: GraphReport, kind: type[E], vendor: str, hint: str = "") -> E:
+    """Returns the executable that runs all of a compiled graph.
+
+    Args:
+        report: Of the graph.
+        kind: What it has to be.
+        vendor: The vendor's name, for messages.
+        hint: What else to say if it is something else.
+
+    Raises:
+        CompileError: There is none; the message says why.
+    """
+    if report.fallbacks or report.blocks != 1:
+        reasons = "; ".join(f"{f.op}: {f.reason}" for f in report.fallbacks)
+        raise CompileError(
+            f"only a graph that runs whole on {vendor} can be saved, and this one has "
+            f"{report.ops_in_eager} operators in eager ({reasons})"
+        )
+    program: Any = getattr(report.executable, "static_program", None)
+    if program is None:
+        raise CompileError(
+            "a graph with symbolic shapes is compiled once per shape; compile it with "
+            "dynamic=False to save it"
+        )
+    blocks = getattr(program, "blocks", ())
+    executable = blocks[0].executable if blocks else None
+    if not isinstance(executable, kind):
+        raise CompileError(f"{report.backend} did not compile this graph with {vendor}{hint}")
+    return executable

@@ -4,6 +4,7 @@ This is the hot path of every compiled call. A graph that a backend takes whole 
 look-up, the check of its frozen weights, and the backend's own call.
 """
 
+import contextlib
 import functools
 import logging
 import operator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, fx
+from torch.profiler import record_function
 
 from dynamo_backends._torch_private import is_profiled
 from dynamo_backends._torch_private.forks import fork_safe_lock
@@ -23,11 +25,9 @@ from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
-from dynamo_backends.runtime.freezing import Policy
-from dynamo_backends.runtime.memory import return_free_memory
 from dynamo_backends.runtime.position_checks import marked
-from dynamo_backends.runtime.profiled import always_named
-from dynamo_backends.runtime.weight_binding import WeightBinding
+from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.weight_binding import Policy, WeightBinding
 from dynamo_backends.verify import bisection
 from dynamo_backends.verify.first import Comparison, described_region
 
@@ -329,3 +329,49 @@ class Literal:
     """An output that is known at compile time: None or a number."""
 
     value: Any
+
+
+_UNSEEN = contextlib.nullcontext()
+
+
+def graph_name(report: GraphReport, backend: str = "") -> str:
+    """Returns what a graph is called.
+
+    Args:
+        report: Of the graph.
+        backend: Who runs it, if that is another one than the report says.
+    """
+    name = f"{backend or report.backend} {report.kind} graph"
+    return f"{name} {report.capture}" if report.capture else name
+
+
+def part_names(graph: str, on_backend: Sequence[bool]) -> list[str]:
+    """Returns what the parts of a graph are called.
+
+    Args:
+        graph: Its name.
+        on_backend: For each part, whether a backend runs it.
+    """
+    return [f"{graph} {'block' if x else 'eager'} {i}" for i, x in enumerate(on_backend, 1)]
+
+
+def profiled_as(name: str) -> contextlib.AbstractContextManager[Any]:
+    """A block that has a name in profilers' traces; does nothing if no profiler is recording."""
+    return record_function(name) if is_profiled() else _UNSEEN
+
+
+def always_named(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function whose calls have a name in profilers' traces.
+
+    Args:
+        name: Empty: none.
+        run: The function.
+    """
+    if not name:
+        return run
+
+    def call(*args: Any) -> Any:
+        with record_function(name):
+            return run(*args)
+
+    return call

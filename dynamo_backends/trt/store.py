@@ -18,7 +18,7 @@ from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
-from dynamo_backends.runtime.saving import whole_executable
+from dynamo_backends.runtime.load_or_compile import whole_executable
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import Profile, Range, Settings, describe, holds, joined
 from dynamo_backends.trt.device import driver, to_tensorrt

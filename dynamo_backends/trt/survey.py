@@ -30,7 +30,7 @@ from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings
 from dynamo_backends.ort.trial import Verdict, verdict
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.building import (
     Settings,

@@ -27,7 +27,7 @@ from jaxlib.mlir.passmanager import PassManager
 from torch import Tensor
 
 from dynamo_backends._torch_private import to_dlpack
-from dynamo_backends.runtime.batch_threads import batch_threads
+from dynamo_backends.runtime.processor import batch_threads
 
 
 def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> Any:

@@ -13,7 +13,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, Storage
 from dynamo_backends.interface.counters import VENDOR, stage
 from dynamo_backends.interface.errors import as_compile_error
-from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.staging import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.foreign_calls import calls_of_libraries

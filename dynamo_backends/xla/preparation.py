@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes, from_dlpack
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.runtime.freezing import bits_of
+from dynamo_backends.runtime.weight_binding import bits_of
 from dynamo_backends.xla import _jaxlib
 
 _COMPUTED = frozenset({"float32", "float64"})  # XLA may round others less often than torch

@@ -18,7 +18,7 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.atomic import signals_held
 from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home
 from dynamo_backends.runtime.device_values import DeviceValue, fills_storage, value_of
-from dynamo_backends.runtime.freezing import bits_of
+from dynamo_backends.runtime.weight_binding import bits_of
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.residents import duplicated, hand_out
 from dynamo_backends.xla.runtime import Device

@@ -23,8 +23,7 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.device_values import register_home
 from dynamo_backends.runtime.foreign import refuse_taken
-from dynamo_backends.runtime.memory import return_free_memory
-from dynamo_backends.runtime.staging import stage
+from dynamo_backends.runtime.staging import return_free_memory, stage
 from dynamo_backends.xla import _jaxlib, platforms, residents
 from dynamo_backends.xla.arrays import InFlight, from_numpy, note, to_numpy, worth_noting
 from dynamo_backends.xla.platforms import OPENERS

@@ -21,9 +21,9 @@ from dynamo_backends.graph.counter_generator import SEEDED_DRAW
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.graph.normalize import lift_constants
 from dynamo_backends.graph.random import is_random
+from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.device_tensor import DeviceTensor, handle_of
 from dynamo_backends.runtime.device_values import fills_storage, value_of
-from dynamo_backends.runtime.lru import LRU
 from dynamo_backends.xla import _jaxlib, residents
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
 from dynamo_backends.xla.dtypes import is_supported

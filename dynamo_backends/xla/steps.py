@@ -9,7 +9,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.interface.executable import StepProgram
-from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.staging import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
 from dynamo_backends.xla.foreign_calls import calls_of_libraries

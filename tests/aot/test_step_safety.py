@@ -16,7 +16,7 @@ import dynamo_backends
 import harness
 from dynamo_backends import StepCaptureError, compile_step
 from dynamo_backends.runtime.arena import shared_reserve
-from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.staging import return_free_memory
 from harness import peak_rss_bytes, reset_peak_rss, rss_bytes
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_close, assert_one_program

@@ -17,8 +17,8 @@ from tests import rotation
 from tests.aot.interruptions import Instructions, watched
 
 FILES = (
-    "aot/updates.py", "aot/autograd.py", "aot/boxed.py", "runtime/atomic.py", "runtime/program.py",
-    "runtime/staging.py", "graph/layouts.py", "pipeline/compiled_graph.py", "xla/updating.py",
+    "aot/updates.py", "aot/autograd.py", "aot/serialized.py", "runtime/atomic.py",
+    "runtime/program.py", "runtime/staging.py", "graph/layouts.py", "pipeline/compiled_graph.py",
     "xla/updating.py", "xla/owned_memory.py", "xla/arrays.py", "xla/_jaxlib.py", "ort/runtime.py",
 )  # fmt: skip
 BACKENDS = ("openxla", "onnxrt", "ts_trace")

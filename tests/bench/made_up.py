@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynamo_backends.bench.cells import Cell, Outcome, Run, Speedup
-from dynamo_backends.bench.significance import p_of_pairs
+from dynamo_backends.bench.statistics import p_of_pairs
 from dynamo_backends.workers.statistics import speedup
 
 CONTEXT: dict[str, Any] = {

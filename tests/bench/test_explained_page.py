@@ -10,10 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.bench.contest import calls_text
-from dynamo_backends.bench.explained import Timed, Times, break_even, gradients_too, measure
-from dynamo_backends.bench.explained_page import explained_page
-from dynamo_backends.bench.explained_times import time_rows
-from dynamo_backends.bench.slower import why_slower
+from dynamo_backends.bench.explained import (
+    Timed,
+    Times,
+    break_even,
+    gradients_too,
+    measure,
+    why_slower,
+)
+from dynamo_backends.bench.explained_page import explained_page, time_rows
 from dynamo_backends.capture.explain import Explainer
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.cli import main

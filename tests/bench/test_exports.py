@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import BackendUnavailableError, OptionError
-from dynamo_backends.bench import device, exports, ledger
+from dynamo_backends.bench import environment, exports, ledger
 from dynamo_backends.bench.cells import Cell
 from dynamo_backends.bench.suites.case import ModelCase
 from dynamo_backends.bench.work import Work, results, timed
@@ -56,9 +56,9 @@ def test_a_gpu_that_is_not_there_is_said_at_once(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["bench", f"{planted.__file__}:models", "--device", "cuda"]) == 2
     assert "--device cuda needs a GPU" in capsys.readouterr().err
-    device.require("cpu")
-    assert device.synchronizing("cpu") is None
-    assert device.peak("cpu") > 1 << 20
+    environment.require("cpu")
+    assert environment.synchronizing("cpu") is None
+    assert environment.peak("cpu") > 1 << 20
 
 
 def test_files_from_before_devices_are_of_the_cpu(tmp_path: Path):

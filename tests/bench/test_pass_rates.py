@@ -2,7 +2,7 @@
 
 from dynamo_backends.bench.cells import Cell, Outcome, Run
 from dynamo_backends.bench.dots import panels
-from dynamo_backends.bench.pass_rates import failures_table, left_list, rates_table, rates_text
+from dynamo_backends.bench.published import failures_table, left_list, rates_table, rates_text
 from tests.bench.made_up import failing, run_of
 
 

@@ -12,9 +12,8 @@ from dynamo_backends.bench import runs, sources, streaming
 from dynamo_backends.bench.cells import Cell, How, Outcome
 from dynamo_backends.bench.pages import run_page
 from dynamo_backends.bench.streaming import percentile
-from dynamo_backends.bench.suites.changing import StreamCase
 from dynamo_backends.bench.suites.generators import ARCHITECTURES
-from dynamo_backends.bench.suites.streams import STREAMS, Stream
+from dynamo_backends.bench.suites.streams import STREAMS, Stream, StreamCase
 from dynamo_backends.bench.tables import columns
 from dynamo_backends.cli import main
 from tests.bench import planted

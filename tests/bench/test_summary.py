@@ -3,7 +3,7 @@
 import pytest
 
 from dynamo_backends.bench.cells import Cell, Outcome
-from dynamo_backends.bench.significance import adjusted, p_of_groups, p_of_pairs
+from dynamo_backends.bench.statistics import adjusted, p_of_groups, p_of_pairs
 from dynamo_backends.bench.summary import headline, summaries
 from tests.bench.made_up import failing, passing, run_of
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamo_backends.cli import diagnose, gpu, main
-from dynamo_backends.cli.gpu import GPU_BACKENDS, Facts, GpuBackend, lacks, machine_lacks
+from dynamo_backends.cli import diagnose, doctor, main
+from dynamo_backends.cli.doctor import GPU_BACKENDS, Facts, GpuBackend, lacks, machine_lacks
 from dynamo_backends.interface.registry import get_backend, list_backends
 from tests import refusals
 
@@ -74,12 +74,12 @@ def test_the_bus_and_the_driver_are_read_from_files(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(vendor + "\n")
         (tmp_path / name / "class").write_text(kind + "\n")
-    assert gpu._pci_devices(tmp_path) == 1
-    assert gpu._pci_devices(tmp_path / "absent") is None
+    assert doctor._pci_devices(tmp_path) == 1
+    assert doctor._pci_devices(tmp_path / "absent") is None
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 06:54:38 UTC 2026"
     (tmp_path / "version").write_text(line)
-    assert gpu._driver_version(tmp_path / "version") == "580.65.06"
-    assert gpu._driver_version(tmp_path / "none") == ""
+    assert doctor._driver_version(tmp_path / "version") == "580.65.06"
+    assert doctor._driver_version(tmp_path / "none") == ""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -116,7 +116,7 @@ def test_a_broken_torch_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch
     def broken() -> Facts:
         raise RuntimeError("driver and library version mismatch")
 
-    monkeypatch.setattr(gpu, "look", broken)
+    monkeypatch.setattr(doctor, "look", broken)
     row = next(c for c in diagnose() if c.name == "NVIDIA GPU")
     assert (row.status, row.detail) == (
         "broken",

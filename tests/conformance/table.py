@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.bench import markdown
+from dynamo_backends.bench import rendering
 from dynamo_backends.bench.environment import environment
 from dynamo_backends.bench.published import conditions
 from dynamo_backends.conformance import pages
@@ -123,7 +123,7 @@ def page(docs: Path = DOCS) -> str:
         summary += _summary(outcomes, sweep.name)
         said = conditions(content["environment"], content["command"], sweep.file)
         sections.append(f"### {sweep.name}\n\n{said}\n\n{_section(outcomes, sweep)}")
-    tables = [markdown.table(_COLUMNS, summary, words=2), "## Operators that are not native\n"]
+    tables = [rendering.table(_COLUMNS, summary, words=2), "## Operators that are not native\n"]
     return "\n".join([HEAD, *tables, *sections])
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dynamo_backends.conformance.rewrites.eager_paths import other_paths
-from dynamo_backends.conformance.rewrites.graphs import Call, RandomGraph
-from dynamo_backends.conformance.rewrites.inputs import Input
+from dynamo_backends.conformance.rewrites.graphs import Call, Input, RandomGraph
 from dynamo_backends.conformance.rewrites.rule import mismatch
 
 INF, NAN = float("inf"), float("nan")

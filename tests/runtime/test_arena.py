@@ -19,7 +19,7 @@ SETUP = """
 import gc, resource, threading
 import torch
 import harness
-from dynamo_backends.runtime.memory import return_free_memory
+from dynamo_backends.runtime.staging import return_free_memory
 from dynamo_backends.runtime.arena import Reserve, shared_reserve
 
 MiB = 1 << 20

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from dynamo_backends.runtime.batch_threads import batch_threads
+from dynamo_backends.runtime.processor import batch_threads
 
 pytestmark = pytest.mark.skipif(
     not hasattr(os, "SCHED_BATCH"), reason="only Linux has a policy for batches"

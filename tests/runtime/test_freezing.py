@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.runtime.freezing import Snapshot, _samples, bits_of
+from dynamo_backends.runtime.weight_binding import Snapshot, _samples, bits_of
 
 
 def net() -> nn.Module:

@@ -1,6 +1,6 @@
 """What is kept of many values: those that were used last."""
 
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 
 
 def test_what_was_used_least_recently_leaves():

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_backends.runtime import process_folder as module
-from dynamo_backends.runtime.process_folder import process_folder
+from dynamo_backends.runtime import private_folder as module
+from dynamo_backends.runtime.private_folder import process_folder
 
 OTHER = """
 import os, sys, time
 from pathlib import Path
-from dynamo_backends.runtime.process_folder import process_folder
+from dynamo_backends.runtime.private_folder import process_folder
 with process_folder(Path(sys.argv[1])) as folder:
     (folder / "graph").write_text("theirs")
     print(folder, flush=True)

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import dynamo_backends
 from dynamo_backends.autotune.executables import WinnerExecutable
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.profiled import graph_name, part_names, profiled_as
+from dynamo_backends.runtime.program import graph_name, part_names, profiled_as
 
 CALL = "a call"
 GRAPH = re.compile(r"(\S+ \w+ graph)(?: \d+)?(?: (block|eager) (\d+))?")

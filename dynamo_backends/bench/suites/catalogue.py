@@ -6,8 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 from dynamo_backends.bench.suites.case import ModelCase, Scale, tokens
 from dynamo_backends.bench.suites.classic import classic
-from dynamo_backends.bench.suites.control_flow import control_flow
-from dynamo_backends.bench.suites.recurrent import recurrent
+from dynamo_backends.bench.suites.control_flow import control_flow, recurrent
 from dynamo_backends.bench.suites.transformers import transformers
 from dynamo_backends.bench.suites.unet import unet
 from dynamo_backends.bench.torchvision_shim import import_transformers

@@ -9,8 +9,13 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.conformance.outcomes import Check, Outcome, of
-from dynamo_backends.conformance.rewrites.graphs import RandomGraph, random_graph
-from dynamo_backends.conformance.rewrites.inputs import FILLS, extreme, usual
+from dynamo_backends.conformance.rewrites.graphs import (
+    FILLS,
+    RandomGraph,
+    extreme,
+    random_graph,
+    usual,
+)
 from dynamo_backends.conformance.rewrites.rule import Mismatch, mismatch
 from dynamo_backends.conformance.rewrites.shrinking import Case, shrink
 from dynamo_backends.conformance.subject import PROGRAMS, compiler_of, reports_itself

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dynamo_backends.conformance.rewrites.graphs import Call, RandomGraph
-from dynamo_backends.conformance.rewrites.inputs import Input
+from dynamo_backends.conformance.rewrites.graphs import Call, Input, RandomGraph
 from dynamo_backends.conformance.rewrites.operators import FLOATS
 
 Values = Mapping[str, Tensor]

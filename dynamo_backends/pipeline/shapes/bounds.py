@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import sympy
 
 from dynamo_backends.interface.protocols import Buckets, NamedBounds
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 
 Sizes = Mapping[sympy.Symbol, int]
 """The values of all symbols of a graph, always in the same order."""

@@ -29,7 +29,7 @@ from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.shapes.bounds import Demand, Rounding, Sizes, positions, waste
 from dynamo_backends.pipeline.shapes.ranged import Proof
 from dynamo_backends.pipeline.shapes.strategy import Request
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")

@@ -22,7 +22,7 @@ from dynamo_backends.graph.sizes import inner_sizes
 from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.graph.symbols import symbol_ranges, symbol_values
 from dynamo_backends.pipeline.shapes.strategy import Comparable, Compiled, Request
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 
 log = logging.getLogger("dynamo_backends")
 

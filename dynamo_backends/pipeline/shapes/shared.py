@@ -34,8 +34,8 @@ from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.pipeline.description import describe_shapes
 from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
 from dynamo_backends.pipeline.shapes.strategy import Comparable, Compiled, Request
-from dynamo_backends.runtime.freezing import bits_of
 from dynamo_backends.runtime.program import Program
+from dynamo_backends.runtime.weight_binding import bits_of
 
 log = logging.getLogger("dynamo_backends")
 

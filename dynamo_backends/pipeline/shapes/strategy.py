@@ -14,7 +14,7 @@ from dynamo_backends.interface.counters import PASSES as PASSES_STAGE
 from dynamo_backends.interface.counters import stage
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport, Served
-from dynamo_backends.runtime.lru import LRU
+from dynamo_backends.runtime.cache import LRU
 
 
 class Compiled(Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dynamo_backends import compile_step
-from dynamo_backends.runtime import freezing
+from dynamo_backends.runtime import weight_binding
 from tests.aot.record.checks import Case, Run, assert_equal, batches, network, update_by_gradients
 from tests.aot.record.test_training import accumulates, clips, plain, reads_the_loss
 
@@ -473,7 +473,7 @@ def test_a_hook_with_a_wrong_result_raises_as_in_eager(result: Any) -> None:
 @pytest.mark.parametrize("of_user", [False, True])
 def test_hooks_of_all_optimizers(of_user: bool) -> None:
     """Frozen weights have one, for the rest of the process; a user's is called at each step."""
-    freezing._watch_optimizers()
+    weight_binding._watch_optimizers()
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     calls: list[Any] = []

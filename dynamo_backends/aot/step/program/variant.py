@@ -47,7 +47,7 @@ from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done
 from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
-from dynamo_backends.runtime.profiled import graph_name, profiled_as
+from dynamo_backends.runtime.program import graph_name, profiled_as
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends._torch_private import tables_of_global_hooks
-from dynamo_backends.runtime import freezing
+from dynamo_backends.runtime import weight_binding
 
 _SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step, and {} as in eager'
 
@@ -143,7 +143,7 @@ def has_global_hooks() -> bool:
     if not any(_GLOBAL_HOOKS):
         return False
     hooks = chain.from_iterable(map(dict.values, _GLOBAL_HOOKS))
-    return any(getattr(hook, "__module__", None) != freezing.__name__ for hook in hooks)
+    return any(getattr(hook, "__module__", None) != weight_binding.__name__ for hook in hooks)
 
 
 _GLOBAL_HOOKS: Any = tables_of_global_hooks()

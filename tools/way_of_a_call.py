@@ -66,7 +66,7 @@ def followed(call: Callable[[], Any]) -> Way:
         call()
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return way
 
 

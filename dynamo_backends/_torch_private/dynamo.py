@@ -1,4 +1,4 @@
-"""Dynamo's registry, counters and accuracy rule.
+"""Dynamo's registry, counters and accuracy rule; torch's profiler and structured logs.
 
 | what | checked |
 |---|---|

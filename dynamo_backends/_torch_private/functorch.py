@@ -1,4 +1,4 @@
-"""torch.func's transforms: where they begin, and the operators below all of their levels.
+"""torch.func's transforms: where they begin, what they wrap tensors in, the operators below them.
 
 | what | checked |
 |---|---|

@@ -1,4 +1,4 @@
-"""The C++ compiler as Inductor uses it, and the vectors that it compiles for.
+"""Inductor's C++ compiler, vectors and casts, and what it keeps of graphs with frozen weights.
 
 | what | checked |
 |---|---|

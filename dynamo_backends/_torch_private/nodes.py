@@ -1,4 +1,4 @@
-"""Autograd nodes, one at a time.
+"""Autograd nodes, one at a time, and activation checkpoints of torch's own.
 
 | what | checked |
 |---|---|

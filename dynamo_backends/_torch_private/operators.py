@@ -1,4 +1,4 @@
-"""Tables of operators: decompositions, kinds, type promotion.
+"""Tables of operators: decompositions, kinds, type promotion; PyTorch's database of samples.
 
 | what | checked |
 |---|---|

@@ -1,4 +1,4 @@
-"""Tensors and their memory, and numbers that are symbolic.
+"""Tensors and their memory, symbolic numbers, and subclasses that wrap other tensors.
 
 | what | checked |
 |---|---|

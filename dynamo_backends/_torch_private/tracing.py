@@ -1,4 +1,4 @@
-"""Tracing functions to graphs.
+"""Tracing functions to graphs, also in one thread while others call compiled functions.
 
 | what | checked |
 |---|---|

@@ -1,4 +1,4 @@
-"""Compiled graphs that torch keeps for later processes, which then neither capture nor trace.
+"""Functional graphs as AOT Autograd calls them, and as torch keeps them for later processes.
 
 Kept is the functional graph with what is needed to compile it again; the executables themselves are
 in the backend's disk cache, so that compiling again is mostly loading (see docs/capture.md).

@@ -1,4 +1,4 @@
-"""Where the dots of a plot lie: every round of every candidate beside eager."""
+"""Plots: every round of every candidate beside eager, and errors against float64."""
 
 import math
 import statistics

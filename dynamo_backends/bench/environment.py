@@ -1,4 +1,4 @@
-"""What measurements depend on."""
+"""What measurements depend on: versions, devices, and what else the machine does."""
 
 import os
 import platform

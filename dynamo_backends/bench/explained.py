@@ -1,4 +1,4 @@
-"""What a model that is explained gains: calls in rounds, each graph in eager and compiled."""
+"""What an explained model gains: graphs in eager and compiled; why it is slower."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Models that users' files make, with the arguments of one call."""
+"""Users' Python files, and the models that they make with the arguments of one call."""
 
 import importlib.util
 import inspect

@@ -1,4 +1,4 @@
-"""Tables and charts of a run for pages in Markdown, so that no figure is typed by hand."""
+"""Tables and charts of runs in Markdown: times, and whether models pass."""
 
 import statistics
 from collections import Counter

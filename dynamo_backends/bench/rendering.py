@@ -1,4 +1,4 @@
-"""Fills in the templates of pages, each one file that asks no network for anything."""
+"""Fills in the templates of pages, each one file without network, and makes Markdown tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Graph breaks: where Dynamo stopped capturing, and why."""
+"""Graph breaks: where in the user's code Dynamo stopped capturing, and why."""
 
 import contextlib
 import linecache

@@ -1,4 +1,4 @@
-"""Autotune's candidates for one graph, as a table."""
+"""Tables of explanations: autotune's candidates, and what served graphs with symbolic sizes."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""`coverage`: how much of a run Dynamo captured, in how many graphs, and what it recompiled."""
+"""`coverage`: how much of a run Dynamo captured; `run`, `disable` and `reset`."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""`explain`: runs a function under a compiler and says what became of it.
+"""`explain`: watches Dynamo compile a function, and says what became of it.
 
 Nothing that the user has compiled is touched. Dynamo's cache has regions; the function is compiled
 in one of its own, with a backend object of its own and no memory of the sizes that earlier calls

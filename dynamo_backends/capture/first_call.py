@@ -1,4 +1,4 @@
-"""Whether the first call of a compiled function runs any operator on the backend.
+"""`optimize`, and the warning if a first call runs no operator on the backend.
 
 Dynamo hands no graph to a backend where it gives up a function, and says nothing. So its decorator,
 in `torch.compile`, `optimize` and `module.compile()` (see `_autoload.check_first_calls`), is

@@ -1,4 +1,4 @@
-"""`warm_up`: compiles ahead what calls with given inputs would compile."""
+"""`warm_up`: compiles ahead what calls with given inputs would compile, backward graphs too."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""Builds the models that the command line names, with random weights and inputs."""
+"""Builds the models that the command line names, and reads calls of them (`--traffic`)."""
 
 import difflib
 import importlib

@@ -1,4 +1,4 @@
-"""Backends that are CUDA graphs: of torch's own kernels, or of another backend's programs."""
+"""Backends that are CUDA graphs, and which ATen calls can be part of one."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping

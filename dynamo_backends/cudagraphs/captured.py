@@ -1,4 +1,4 @@
-"""Functions that are recorded at one of their first calls and launched as a whole from then on."""
+"""Functions that are recorded as a CUDA graph at a first call, and launched afterwards."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence

@@ -1,4 +1,4 @@
-"""Outputs that share memory in eager share it here too.
+"""Outputs that share memory in eager share it here too; how much memory results take.
 
 A backend returns every output in memory of its own. So where two outputs come from one tensor
 through view operators, the backend returns that tensor, and torch makes the views of it. Outputs

@@ -1,4 +1,4 @@
-"""The normal form: a functional, decomposed ATen graph whose inputs have roles.
+"""The normal form: a functional, decomposed ATen graph with roles of inputs, its text and devices.
 
 A graph in normal form has only placeholders, `call_function` nodes and one output node. Tensor
 constants have become placeholders with the role CONSTANT. Every node's `meta["val"]` tells shape,

@@ -1,4 +1,4 @@
-"""Brings a functional ATen graph from AOT Autograd into normal form (see `graph.graph`)."""
+"""Brings a functional ATen graph from AOT Autograd into normal form, with the inputs it updates."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace

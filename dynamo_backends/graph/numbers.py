@@ -1,4 +1,4 @@
-"""Sizes that are given where an operator takes any number (see `graph.sizes`)."""
+"""Sizes, and floats of sizes, that are given where an operator takes any number."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Splits a graph into blocks that a backend runs and parts that stay in eager.
+"""Splits a graph into blocks that a backend runs and parts in eager, unless they are too small.
 
 Every node gets a level, such that a block is all nodes of one kind at one level: the level of a
 node is the largest level among its inputs, plus one wherever a value passes from a backend node

@@ -1,4 +1,4 @@
-"""Sequences of passes, and the checks between them.
+"""Sequences of passes, and the checks of the normal form's properties between them.
 
 A pass changes a graph in place and says whether it did (`graph.properties`). A `PassSequence` is
 refused when it is made if a pass would run on a graph that does not have what the pass requires.

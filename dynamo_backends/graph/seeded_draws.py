@@ -1,4 +1,4 @@
-"""Draws that a device makes itself: torch's generator gives their seeds, in eager's order.
+"""Random numbers that a device draws from torch's seeds, and from a generator of one's own.
 
 What a graph draws in a row becomes functions of one small tensor of seeds, which torch draws before
 the block runs; the numbers never pass the host. A draw takes one number of 64 bits from torch's

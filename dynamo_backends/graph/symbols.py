@@ -1,4 +1,4 @@
-"""What the symbols of a graph are in the call that it was specialized for."""
+"""Symbols of a graph: their values in a call, sizes that are equal, and sizes that vary."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether torch lets NVIDIA GPUs compute float32 products and convolutions in TF32.
+"""Whether float32 products may be computed in TF32 or in another reduced precision.
 
 TF32 has the range of float32 and ten bits of its mantissa. torch allows it for convolutions by
 default and for matrix products only when asked

@@ -1,4 +1,4 @@
-"""What is decomposed while a step for Inductor is traced, and how: Inductor's way, but for images.
+"""What is decomposed for Inductor, and how: its way, but for images and narrow integers.
 
 On CPUs some operators on images are kept whole (`native`), and batch norm is decomposed in a way
 of our own (`norms`), because Inductor's loops for them are slow. Of dropout only the mask is drawn,

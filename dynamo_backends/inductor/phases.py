@@ -1,4 +1,4 @@
-"""Takes a step apart: all that computes, and the element-wise formulas that end the update.
+"""Takes a step apart for Inductor: at its backward passes, and before the update's formulas.
 
 The first part may fail, and has changed nothing then. The second, which is given the gradients and
 some numbers, only consists of loops over the elements of one tensor each; it writes over the old

@@ -1,4 +1,4 @@
-"""Graphs compiled by Inductor, with weights as constants."""
+"""Graphs compiled by Inductor, with weights as constants, for one size or a range."""
 
 import copy
 import logging

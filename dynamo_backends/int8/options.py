@@ -1,4 +1,4 @@
-"""The options of backends that can compute in int8."""
+"""The options of backends that compute in int8, and the packages that quantize."""
 
 import platform
 from collections.abc import Mapping

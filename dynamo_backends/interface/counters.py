@@ -1,4 +1,4 @@
-"""What this process has compiled and run, counted."""
+"""What this process has compiled and run, counted, and where the seconds of compilations went."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""One exception class per kind of failure, all under `DynamoBackendsError`.
+"""One exception class per kind of failure, all under `DynamoBackendsError`, and where failures end.
 
 Every message says what was given, what is valid, and what to do about it.
 """

@@ -1,4 +1,4 @@
-"""What a backend that computes on a mesh of devices is given, and what it offers."""
+"""Meshes of devices: the grid, where tensors are on it, and what became of a step there."""
 
 import math
 from collections.abc import Mapping, Sequence

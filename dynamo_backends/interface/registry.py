@@ -1,4 +1,4 @@
-"""Names and backends, which are loaded when somebody asks for them."""
+"""Backends by name, loaded when asked for; whether they can run here; names of former versions."""
 
 import functools
 import importlib

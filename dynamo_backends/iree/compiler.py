@@ -1,4 +1,4 @@
-"""Compiles programs with `iree-compile`, in a process of its own.
+"""Compiles programs with `iree-compile` in a process of its own; all of IREE's undocumented names.
 
 The compiler can be ended by its own mistakes; in this process it would take the user's program with
 it.

@@ -1,4 +1,4 @@
-"""Functions of floating-point numbers that IREE lacks, or computes less precisely than eager."""
+"""Functions and integer operations that IREE lacks, or computes less precisely than eager."""
 
 import itertools
 import math

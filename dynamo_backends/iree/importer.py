@@ -1,4 +1,4 @@
-"""FX graphs to MLIR in the torch dialect, by the importer that IREE's compiler brings.
+"""FX graphs to MLIR in the torch dialect, by IREE's own importer, and the element types it takes.
 
 Weights that are to be prepared become parameters: globals of the program that get their values
 when it is loaded, so that compiled code does not depend on them.

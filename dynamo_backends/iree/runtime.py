@@ -1,4 +1,4 @@
-"""Runs IREE programs on torch's memory."""
+"""Runs IREE programs on torch's memory, for one set of sizes or a range."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Kernels in C++ beside the modules that call them."""
+"""C++ kernels beside the modules that call them, and races that choose among kernels."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""Which of torch's element types nvFuser computes with."""
+"""Which of torch's element types and memory orders nvFuser takes, and how it is told of them."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a fusion is made of: nvFuser's operations, written down before nvFuser is asked.
+"""A fusion as data: nvFuser's operations, written down, then told to a `FusionDefinition`.
 
 A program depends on no concrete size. Tensors are defined with symbolic sizes (-1, but 1 where a
 dimension is broadcast), and where an operation needs a size it reads it off a tensor. So one

@@ -1,4 +1,4 @@
-"""What this package uses of nvFuser, in one place.
+"""What this package uses of nvFuser, and on which device nvFuser runs, in one place.
 
 nvFuser has two Python front ends. `nvfuser_direct` is the one that NVIDIA develops; the older one,
 `nvfuser`, is not used. None of this was run on a GPU yet. The names and signatures are those of

@@ -1,4 +1,4 @@
-"""The correspondence between torch's and ONNX's element types."""
+"""Torch's element types in ONNX, the packages that lowering needs, and the names of nodes."""
 
 import onnx_ir as ir
 import torch

@@ -1,4 +1,4 @@
-"""onnxscript's optimisation of a model, without looks at nodes that a rewriting cannot be about.
+"""onnxscript's optimisation of a model, and transposes where memory orders differ from row-major.
 
 `onnxscript.optimizer.optimize_ir` tries each of its forty rules on each node, and one of them lists
 the whole model each time. Here a rule is tried on nodes of the operator that it ends with. Passes

@@ -1,4 +1,4 @@
-"""Which of the exporter's lowerings are used.
+"""Which of the exporter's lowerings exist and are used.
 
 A lowering that is absent here is not trusted: the call is decomposed by torch's decompositions or
 left to eager. Every other lowering is still tried on each kind of call before it is used (`trial`).

@@ -1,4 +1,4 @@
-"""Symbolic sizes inside ONNX models: computed from the shapes that the inputs have in each call."""
+"""Symbolic sizes inside ONNX models, and writes to rows of a tensor."""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Operations on integers that OpenVINO's CPU kernels compute otherwise than torch.
+"""Integer operations and casts that OpenVINO's CPU kernels compute otherwise than torch.
 
 Most of these kernels compute in float32, or do not wrap around.
 """

@@ -1,4 +1,4 @@
-"""64-bit integers as pairs of 32-bit ones: OpenVINO computes no wider integers.
+"""64-bit integers as pairs of 32-bit ones, unless their values are known to fit into 32 bits.
 
 Calls on integers that are not known to fit into 32 bits become calls on both halves (`pairs.py`).
 Inputs of the model are then the same memory as int32 with one more dimension, of size 2, and so

@@ -1,4 +1,4 @@
-"""Compiles a graph: lower it to ONNX and make an executable of the model."""
+"""Lowers a graph to ONNX and makes an executable of it, for one set of sizes or a range."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The one protocol of the disk cache: load what was compiled before, or compile and keep it.
+"""The disk cache's one protocol: load what was compiled before, or compile, dump and keep it.
 
 Results do not depend on the cache: where reading or writing fails, that is noted and done without.
 """

@@ -1,4 +1,4 @@
-"""Executables that read weights where they are, or compile them in.
+"""Weights that are compiled in, read where they are, or prepared whenever they are bound.
 
 A weight that is compiled in costs a compilation whenever it changes. That is worth it for weights
 that stay; those that keep changing (see `binding`) are ordinary inputs of one program that needs no

@@ -1,4 +1,4 @@
-"""Folders that nobody else can write to, read and written without following names a second time.
+"""Folders that nobody else can write to: for good, or while a process needs them.
 
 A path is followed from the root, one folder at a time, by descriptors: what was checked is what is
 used, whoever renames folders meanwhile. Each folder on the way belongs to this user or to root, and

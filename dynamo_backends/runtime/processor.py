@@ -1,4 +1,4 @@
-"""The processor, as far as machine code depends on it."""
+"""The processor, as far as machine code depends on it, and threads that never interrupt others."""
 
 import contextlib
 import functools

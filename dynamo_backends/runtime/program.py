@@ -1,4 +1,4 @@
-"""Runs a partitioned graph: backend blocks and eager parts, one after the other.
+"""Runs a partitioned graph: blocks and eager parts in order, each named for torch's profilers.
 
 This is the hot path of every compiled call. A graph that a backend takes whole costs one list
 look-up, the check of its frozen weights, and the backend's own call.

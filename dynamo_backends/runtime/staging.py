@@ -1,4 +1,4 @@
-"""Memory for small inputs and outputs that a runtime knows already.
+"""Memory for small inputs and outputs that a runtime knows already, and memory given back.
 
 Telling a runtime where a tensor is takes some microseconds, copying a few kilobytes takes less. A
 call uses such memory alone, so that calls in several threads do not meet.

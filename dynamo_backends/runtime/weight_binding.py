@@ -1,4 +1,4 @@
-"""What becomes of weights that a backend prepares: bound once, and anew when they changed.
+"""Frozen yet never stale: weights are prepared once, and again when they have changed.
 
 This is the one owner of that policy; docs/freezing.md has it in words. An executable only offers
 two hooks: `bind`, which prepares weights, and perhaps `bind_live`, which reads them where they are.

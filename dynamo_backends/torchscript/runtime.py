@@ -1,4 +1,4 @@
-"""Runs TorchScript graphs: weights as inputs, or frozen into the graph."""
+"""Runs TorchScript graphs, weights frozen or as inputs, under settings changed for single calls."""
 
 import contextlib
 import warnings

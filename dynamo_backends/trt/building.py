@@ -1,4 +1,4 @@
-"""Builds engines: a network from an ONNX model, and the builder's configuration."""
+"""Builds engines: a network from an ONNX model, ranges of sizes, the configuration."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""All that the backend asks of CUDA itself, in one place. Tests put a double here."""
+"""All that is asked of CUDA itself, and TensorRT's element types. Tests put a double here."""
 
 import contextlib
 import threading

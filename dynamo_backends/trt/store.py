@@ -1,4 +1,4 @@
-"""Programs in memory and on disk: built once for each graph, range of shapes, and settings."""
+"""Programs in memory and on disk, built once for each graph and settings, and engines as files."""
 
 import hashlib
 import json

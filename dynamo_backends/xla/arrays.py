@@ -1,4 +1,4 @@
-"""Tensors as numpy arrays and back, for devices that are reached through the host's memory."""
+"""Tensors as numpy arrays and back; results that XLA may write over; a bound on work in flight."""
 
 import contextlib
 import weakref

@@ -1,4 +1,4 @@
-"""Lets 1×1 convolutions that are followed by batch norm read torch's own weights.
+"""Lets convolutions before batch norm, and grouped attention heads, read torch's own weights.
 
 Folding a batch norm makes a scaled copy of the convolution's weight, half of all weights of a
 ResNet-50. A 1×1 convolution is a matrix product here, and XLA multiplies by the scale for nothing

@@ -1,4 +1,4 @@
-"""Models with Python control flow: what only a compiler with graph breaks and guards runs right."""
+"""Models with Python control flow, and recurrent networks (`torch._dynamo.config.allow_rnn`)."""
 
 from collections.abc import Callable
 from typing import Any

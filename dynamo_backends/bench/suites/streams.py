@@ -1,4 +1,4 @@
-"""Requests of changing sizes, as services and training loops see them."""
+"""Requests of changing sizes, as services and training loops see them, and their suites."""
 
 import random
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Random graphs: made from a seed, run call by call in eager or in float64, written as Python."""
+"""Random graphs and their inputs: made from a seed, run in eager or float64, written as Python."""
 
 import dataclasses
 import random

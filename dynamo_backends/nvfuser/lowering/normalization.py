@@ -1,4 +1,4 @@
-"""Softmax, and normalisation over layers and groups.
+"""Softmax, and normalisation over layers, groups and batches. Batch norm has no gradient here.
 
 Statistics are float32 for the halves. Their gradients torch decomposes.
 """

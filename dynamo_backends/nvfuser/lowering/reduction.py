@@ -1,4 +1,4 @@
-"""Sums, extrema and statistics over dimensions.
+"""Sums, extrema and statistics over dimensions, and matrix products.
 
 The halves are summed in float32 and rounded once.
 """

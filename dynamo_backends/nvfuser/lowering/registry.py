@@ -1,4 +1,4 @@
-"""The table from ATen overloads to functions that compute with a fusion's values.
+"""The table from ATen overloads to functions of a fusion's values, and the look-up for each call.
 
 A row is a function under the overload's exact name; its parameters are those of the ATen schema::
 

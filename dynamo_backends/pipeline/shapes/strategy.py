@@ -1,4 +1,4 @@
-"""What decides which program serves a set of sizes: an ordered list of strategies.
+"""What decides which program serves a set of sizes: a list of strategies, then exact programs.
 
 `CompiledGraph` asks one strategy after the other. Where none has a program for the sizes, one is
 compiled for them, which then serves these sizes or, where the vendor can, a range.

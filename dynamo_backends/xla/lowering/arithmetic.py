@@ -1,4 +1,4 @@
-"""Division, rounding to decimals, powers and shifts: where integers and floats part ways.
+"""Division, rounding, powers and shifts; activation functions and gradients; complex parts.
 
 torch raises where an integer divisor is zero. XLA does not, so integer divisions have a lowering
 only where the divisor is known not to be zero.

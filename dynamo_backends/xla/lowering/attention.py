@@ -1,4 +1,4 @@
-"""Fused attention operators, as one softmax(QKᵀ·scale + mask)·V program that XLA fuses."""
+"""Fused attention as one softmax(QKᵀ·scale + mask)·V program that XLA fuses, and its gradients."""
 
 import math
 from operator import getitem

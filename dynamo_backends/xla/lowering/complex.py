@@ -1,4 +1,4 @@
-"""Complex numbers: parts, construction and views."""
+"""Complex numbers: parts, construction and views; discrete Fourier transforms."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Operators that make tensors out of numbers, and conversions between element types."""
+"""Makes tensors out of numbers and random seeds, and converts between element types."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Gathering and scattering with index tensors.
+"""Gathering and scattering with index tensors, and bags of embedding vectors.
 
 Out-of-range indices: eager torch raises on the CPU and traps on CUDA. A compiled graph cannot
 raise; here reads are clamped to the last element and writes are dropped. Negative indices count

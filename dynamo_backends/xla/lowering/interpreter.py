@@ -1,4 +1,4 @@
-"""Runs a functional ATen graph on jax tracers, one table look-up per node.
+"""Runs a functional ATen graph on jax tracers, one look-up per node, with barriers where needed.
 
 Convolutions leave their result stored channels last, and pointwise operators, pooling,
 normalisation and concatenation keep it so: the layout is chosen once for a whole chain, and

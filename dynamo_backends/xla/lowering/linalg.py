@@ -1,4 +1,4 @@
-"""Factorisations, solvers and functions of matrices.
+"""Factorisations, solvers and functions of matrices; distances between vectors.
 
 Where torch raises on singular input, the graph holds a `_linalg_check_errors` of its own next to
 these operators; it has no lowering and so runs eagerly, on the `info` that is computed here.

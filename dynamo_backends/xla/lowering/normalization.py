@@ -1,4 +1,4 @@
-"""Softmax, and normalisation over layers, groups and batches, with their gradients.
+"""Softmax, and normalisation over layers and groups, with their gradients.
 
 Statistics are taken in float32 for bfloat16 and float16, in two passes. The batch norms work on
 either layout and keep it.

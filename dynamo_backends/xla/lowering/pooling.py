@@ -1,4 +1,4 @@
-"""Pooling over windows, forward and backward; `pooling_programs` holds the XLA programs."""
+"""Pooling over windows, adaptive too, forward and backward; programs are in `pooling_programs`."""
 
 import math
 import operator

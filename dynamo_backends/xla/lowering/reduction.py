@@ -1,4 +1,4 @@
-"""Sums, extrema and statistics over dimensions.
+"""Sums, extrema and statistics over dimensions, and cumulative operators.
 
 bfloat16 and float16 are accumulated in float32 and rounded once; variances take two passes, since
 E[x²] − E[x]² loses too many bits.

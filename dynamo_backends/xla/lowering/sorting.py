@@ -1,4 +1,4 @@
-"""Sorting and searching, with torch's order: NaN is larger than every number."""
+"""Sorting, searching and order statistics, with torch's order: NaN is larger than every number."""
 
 from typing import Any
 

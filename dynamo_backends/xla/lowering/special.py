@@ -1,4 +1,4 @@
-"""Special functions of mathematical physics and statistics.
+"""Special functions of mathematical physics and statistics, and orthogonal polynomials.
 
 XLA's float32 versions lose up to five digits (`lgamma`, `digamma`, `erfinv`, ...), so float32 and
 narrower operands are computed in float64 and rounded once; on TPU, where float64 is emulated and

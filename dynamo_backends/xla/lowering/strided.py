@@ -1,4 +1,4 @@
-"""Operators that look at a tensor's memory: strided views of it, and other element types."""
+"""Strided views, other element types, and images as columns of windows (unfold, fold)."""
 
 import itertools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Interpolation to another size, forward and backward.
+"""Interpolation to another size by separable resampling, forward and backward.
 
 Positions and weights are computed in float64 and rounded to the dtype of the data (float32 for
 half precision); the nearest neighbour's in float32, as torch's kernel does.

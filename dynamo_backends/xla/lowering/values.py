@@ -1,4 +1,4 @@
-"""Values that the lowering passes along: jax arrays, possibly stored in another way."""
+"""Values that the lowering passes along, in either memory layout, and torch's conversions."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Compiles traced programs for a mesh of devices."""
+"""Compiles traced programs for a mesh: how inputs and outputs are split, and what is reported."""
 
 import math
 import re

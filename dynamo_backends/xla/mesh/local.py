@@ -1,4 +1,4 @@
-"""Graphs of torch's own distributed programs: each process has tensors of its own.
+"""Graphs of torch's distributed programs: XLA on all processes or torch on all, decided together.
 
 All processes compile one program in which collectives are XLA's. To jax it is a program of arrays
 with one dimension more, which is split over the processes.

@@ -23,7 +23,7 @@ from dynamo_backends.aot.updates import writing_rows
 from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
 from dynamo_backends.graph.donation import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.normalize import normalize
+from dynamo_backends.graph.normalize import Normalized, normalize
 from dynamo_backends.graph.position_checks import Facts, PositionChecks, with_position_checks
 from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
 from dynamo_backends.graph.symbols import unite_equal_sizes
@@ -117,43 +117,62 @@ def _compile_captured(
         if compiled is not None:
             return compiled
     try:
-        around = proving(options, captured, example_inputs)
+        proven = proving(options, captured, example_inputs)
     except CompileError as error:
         return _left_to_eager(backend, captured, options, number, str(error))
     if isinstance(backend, protocols.Prefetches):
         backend.prefetch(example_inputs, options)
-    home = home_of(example_inputs)
+    options, residency = _placement(backend, options, example_inputs)
+    pipeline = _GraphPipeline(backend, options, inspect_captured(captured), number, residency)
+    subclasses = subclass_inputs(example_inputs)
+    complete = not subclasses and residency is None and proven is None
+    compiled = _trace_and_compile(pipeline, captured, example_inputs, complete)
+    if pipeline.checked and not private.keeps_compiled():
+        compiled = repeating(compiled, captured)
+    if residency is not None:
+        compiled = residency.returned(compiled)
+    if subclasses:
+        compiled = without_subclasses(compiled, subclasses)
+    return compiled if proven is None else proven(compiled, pipeline.reports)
+
+
+def _placement(
+    backend: Backend, options: Options, inputs: Sequence[Any]
+) -> tuple[Any, Residency | None]:
+    """Returns the options for where the inputs live, and which values stay on that device."""
+    home = home_of(inputs)
     if home is not None:
         options = protocols.options_for_device(backend, options, home)
     stays = protocols.resident_device(backend, options)
-    residency = Residency(stays) if home is not None or stays is not None else None
-    compile_graph = _GraphCompiler(backend, options, inspect_captured(captured), number, residency)
-    keeps = frozenset(backend.keeps(options))
-    places = subclass_inputs(example_inputs)
-    complete = not places and residency is None and around is None
-    rules = checked_decompositions if is_checked(example_inputs, residency) else decompositions
+    return options, None if home is None and stays is None else Residency(stays)
+
+
+def _trace_and_compile(
+    pipeline: "_GraphPipeline",
+    captured: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    complete: bool,
+) -> Callable[..., Any]:
+    """Traces what Dynamo captured to functional graphs, each of which the pipeline compiles."""
+    options = pipeline.options
+    keeps = frozenset(pipeline.backend.keeps(options))
+    checked = is_checked(example_inputs, pipeline.residency)
+    rules = checked_decompositions if checked else decompositions
+    # `keep_in_eager` may name what a traced graph does not, see `interface.operator_names`.
+    is_kept = complete and options.cache and not options.keep_in_eager
     clock = StageClock()
     if (seconds := private.capture_seconds()) is not None:
         clock.add(CAPTURE, seconds)
     with taking_handles(), clocked(clock), stage(AOT):
-        # `keep_in_eager` may name what a traced graph does not, see `interface.operator_names`.
-        is_kept = complete and options.cache and not options.keep_in_eager
-        compiled = compile_functional(
+        return compile_functional(
             captured,
             example_inputs,
-            compile_graph,
+            pipeline,
             rules(keep=keeps),
             options.partitioner,
             complete,
             Traces(key_of(captured, example_inputs, keeps)) if is_kept else None,
         )
-    if compile_graph.checked and not private.keeps_compiled():
-        compiled = repeating(compiled, captured)
-    if residency is not None:
-        compiled = residency.returned(compiled)
-    if places:
-        compiled = without_subclasses(compiled, places)
-    return compiled if around is None else around(compiled, compile_graph.reports)
 
 
 def _left_to_eager(
@@ -193,14 +212,14 @@ def compile_exported(
         BackendUnavailableError: The backend cannot run here.
     """
     require_available(backend)
-    compiler = _GraphCompiler(backend, options, facts, next(_captures))
-    report = GraphReport(backend.name, "inference", compiler.number)
-    return compiler.contained(exported, "inference", static, report), report
+    pipeline = _GraphPipeline(backend, options, facts, next(_captures))
+    report = GraphReport(backend.name, "inference", pipeline.number)
+    return pipeline.contained(exported, "inference", static, report), report
 
 
 @dataclasses.dataclass(frozen=True)
-class _GraphCompiler:
-    """Compiles the functional graphs of one captured graph.
+class _GraphPipeline:
+    """The stages through which the functional graphs of one captured graph go.
 
     Its pickle is for a process that loads what was compiled instead of capturing it anew.
 
@@ -247,6 +266,27 @@ class _GraphCompiler:
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport
     ) -> Callable[[list[Any]], Sequence[Any]]:
         backend, options = self.backend, self.options
+        normalized = self._normalized(gm, kind, static)
+        self._describe(normalized.graph, report)
+        placed = self._placed(normalized.graph, [x.name for x in report.inputs])
+        checks = self._checks(placed, normalized.constants)
+        graph, rows = self._without_updates_outside(checks)
+        compiled = CompiledGraph(
+            backend,
+            dataclasses.replace(normalized, graph=graph),
+            options,
+            report,
+            self.facts.symbols,
+        )
+        compiled.checks = checks
+        run = background.going_first(compiled) if compiled.compiles_beside else compiled
+        written = writing_rows(raising(run, checks.flag), normalized.graph.updates, rows)
+        eager = InEager(normalized.graph.module, normalized.constants)
+        return checking(written, checks.before, checks.flag, eager)
+
+    def _normalized(self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]) -> Normalized:
+        """Returns the graph in normal form, which the backend can compile for its devices."""
+        backend, options = self.backend, self.options
         with stage(NORMAL_FORM):
             normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         if kind != "backward" and not normalized.graph.calls:
@@ -255,28 +295,27 @@ class _GraphCompiler:
             draw_checkpoints_alike(normalized.graph)
         backend.prepare(normalized.graph, options)
         options.check(normalized.graph, backend.name)
+        return normalized
+
+    def _describe(self, graph: Graph, report: GraphReport) -> None:
         with done_without(report, "describing the inputs"):
-            report.symbols = describe_symbols(normalized.graph)
-            report.inputs = describe_inputs(normalized.graph, self.facts, options)
-            report.output_aliases = self.facts.output_aliases if kind != "backward" else ()
-        updates = normalized.graph.updates
-        rows: tuple[RowWrite, ...] = ()
-        graph = self._placed(normalized.graph, [x.name for x in report.inputs])
-        checks = self._checks(graph, normalized.constants)
+            report.symbols = describe_symbols(graph)
+            report.inputs = describe_inputs(graph, self.facts, self.options)
+            report.output_aliases = self.facts.output_aliases if graph.kind != "backward" else ()
+
+    def _without_updates_outside(
+        self, checks: PositionChecks
+    ) -> tuple[Graph, tuple[RowWrite, ...]]:
+        """Returns the graph with the updates that its program makes, and rows written after it."""
         graph = checks.graph
         if self.residency is not None:  # rows would be written by torch, on the host
-            graph = without_updates(graph)
-        elif checks.flag is not None or not protocols.donates(backend, graph, options):
-            graph, rows = separate_row_writes(graph)
+            return without_updates(graph), ()
         if checks.flag is not None:  # it is read before anything is written
-            graph = without_updates(graph)
-        eager = InEager(normalized.graph.module, normalized.constants)
-        normalized = dataclasses.replace(normalized, graph=graph)
-        compiled = CompiledGraph(backend, normalized, options, report, self.facts.symbols)
-        compiled.checks = checks
-        run = background.going_first(compiled) if compiled.compiles_beside else compiled
-        written = writing_rows(raising(run, checks.flag), updates, rows)
-        return checking(written, checks.before, checks.flag, eager)
+            graph, rows = separate_row_writes(graph)
+            return without_updates(graph), rows
+        if protocols.donates(self.backend, graph, self.options):
+            return graph, ()
+        return separate_row_writes(graph)
 
     def _checks(self, graph: Graph, constants: Sequence[Tensor]) -> PositionChecks:
         """Returns the graph with what compiled code does not check."""
@@ -305,7 +344,7 @@ class _GraphCompiler:
             raise pickle.PicklingError(f"{error} See register_backend.") from error
         if found is not self.backend:
             raise pickle.PicklingError(f"{self.backend.name!r} is the name of another backend")
-        return _graph_compiler, (source_digest(), self.backend.name, self.options, self.facts)
+        return _graph_pipeline, (source_digest(), self.backend.name, self.options, self.facts)
 
 
 def is_checked(inputs: Sequence[Any], residency: Residency | None) -> bool:
@@ -318,9 +357,9 @@ def is_checked(inputs: Sequence[Any], residency: Residency | None) -> bool:
     )
 
 
-def _graph_compiler(
+def _graph_pipeline(
     version: str, name: str, options: Options, facts: CaptureFacts
-) -> _GraphCompiler:
+) -> _GraphPipeline:
     if version != source_digest():
         raise SaveError(
             "this graph was kept by another version of dynamo_backends, which may have traced it "
@@ -328,4 +367,4 @@ def _graph_compiler(
         )
     backend = get_backend(name)
     require_available(backend)
-    return _GraphCompiler(backend, options, facts, next(_captures))
+    return _GraphPipeline(backend, options, facts, next(_captures))

@@ -1,5 +1,8 @@
 """Figures of the code base: how long its files and functions are, and where imports go in cycles.
 
+Also which modules are small and have one importer, and which private functions are used once: both
+may belong to where they are used.
+
 python tools/house.py
 python tools/house.py FOLDER_OF_A_PACKAGE
 """
@@ -7,13 +10,15 @@ python tools/house.py FOLDER_OF_A_PACKAGE
 import ast
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import resolve_name
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeGuard
 
 LONG = 40
+SMALL = 80
 ROOT = Path(__file__).parents[1]
 
 When = Literal["loaded", "called", "checked"]
@@ -30,14 +35,18 @@ class Module:
 
     Attributes:
         lines: Of it.
+        code: Those of them that are neither empty, nor comments, nor docstrings.
         functions: The name of each function, with how many lines it has, its docstring among them.
         imports: What it imports, and when that happens: when it is loaded, when one of its
             functions is called, or only when types are checked.
+        names: How often each private name is used, where it is not defined.
     """
 
     lines: int
+    code: int
     functions: tuple[tuple[str, int], ...]
     imports: frozenset[tuple[str, When]]
+    names: Mapping[str, int]
 
 
 def read(package: Path) -> dict[str, Module]:
@@ -59,9 +68,34 @@ def _module(name: str, path: Path, known: Iterable[str]) -> Module:
     imports = {(m, when) for m, when in _imports(tree, around, set(known)) if m != name}
     return Module(
         lines=len(source.splitlines()),
+        code=_code_lines(source, tree),
         functions=tuple((f.name, (f.end_lineno or f.lineno) - f.lineno + 1) for f in functions),
         imports=frozenset(imports),
+        names=Counter(_private_names(tree)),
     )
+
+
+def _code_lines(source: str, tree: ast.AST) -> int:
+    docs = [node for node in ast.walk(tree) if _is_text(node)]
+    inside = {n for d in docs for n in range(d.lineno, (d.end_lineno or d.lineno) + 1)}
+    lines = enumerate(source.splitlines(), 1)
+    return sum(n not in inside and bool(x.strip()) and x.strip()[0] != "#" for n, x in lines)
+
+
+def _is_text(node: ast.AST) -> TypeGuard[ast.Expr]:
+    """Returns whether a statement is a docstring, of whatever stands before it."""
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _private_names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+        if name.startswith("_") and not name.startswith("__"):
+            yield name
 
 
 def _imports(
@@ -112,6 +146,27 @@ def _reached(start: str, edges: Mapping[str, set[str]]) -> set[str]:
     return found
 
 
+def _small_with_one_importer(modules: Mapping[str, Module]) -> Iterator[tuple[int, str, str]]:
+    importers: dict[str, list[str]] = {}
+    for name, module in modules.items():
+        for imported in {m for m, _ in module.imports}:
+            importers.setdefault(imported, []).append(name)
+    for name, found in importers.items():
+        if len(found) == 1 and modules[name].lines < SMALL:
+            yield modules[name].lines, name, found[0]
+
+
+def _private_functions(modules: Mapping[str, Module]) -> tuple[int, int]:
+    """Returns how many private functions and methods there are, and how many are used once."""
+    private = once = 0
+    for module in modules.values():
+        for name, _ in module.functions:
+            if name.startswith("_") and not name.startswith("__"):
+                private += 1
+                once += module.names.get(name, 0) == 1
+    return private, once
+
+
 def report(package: Path) -> Iterator[str]:
     """The lines to print."""
     modules = read(package)
@@ -121,6 +176,12 @@ def report(package: Path) -> Iterator[str]:
     yield f"median file {statistics.median(lengths.values()):.0f} lines"
     yield f"longest file {lengths[longest]} lines: {longest}"
     every = [(n, f"{m}.{f}") for m, x in modules.items() for f, n in x.functions]
+    yield f"{sum(module.code for module in modules.values())} lines of code"
+    small = sorted(_small_with_one_importer(modules))
+    yield f"{len(small)} modules of fewer than {SMALL} lines have one importer"
+    yield from (f"  {lines} {name}, of {importer}" for lines, name, importer in small)
+    private, once = _private_functions(modules)
+    yield f"{once} of {private} private functions are used once ({once / max(private, 1):.0%})"
     long = sorted((pair for pair in every if pair[0] > LONG), reverse=True)
     yield f"{len(long)} of {len(every)} functions have more than {LONG} lines"
     yield from (f"  {lines} {name}" for lines, name in long)
@@ -136,3 +197,7 @@ def report(package: Path) -> Iterator[str]:
 if __name__ == "__main__":
     given = sys.argv[1:] or [str(ROOT / "dynamo_backends")]
     print(*report(Path(given[0]).resolve()), sep="\n")
+    for name in () if sys.argv[1:] else ("tests", "benchmarks", "tools"):
+        files = list((ROOT / name).rglob("*.py"))
+        lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+        print(f"{name}/: {lines} lines in {len(files)} files")

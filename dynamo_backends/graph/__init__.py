@@ -8,14 +8,14 @@ _PUBLIC = {
     "PassSequence": "passes",
     "Property": "properties",
     "Stage": "properties",
-    "Alias": "effects",
-    "Effects": "effects",
+    "Alias": "normalize",
+    "Effects": "normalize",
     "Graph": "graph",
-    "Input": "roles",
-    "Role": "roles",
+    "Input": "graph",
+    "Role": "graph",
     "PASSES": "sequence",
     "STAGES": "sequence",
-    "check": "checker",
+    "check": "passes",
 }
 
 __all__ = sorted(_PUBLIC)

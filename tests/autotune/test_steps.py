@@ -354,9 +354,9 @@ def test_the_winner_can_be_wrong_in_its_own_way_and_others_go_on(monkeypatch: py
 
     build = StepSubject.compile_step
     monkeypatch.setattr(
-        TunedStep,
-        "_compile",
-        lambda self, candidate: Spoilt(self._graph, build(self, candidate)._run),
+        StepSubject,
+        "compile_step",
+        lambda self, candidate: Spoilt(self.graph, build(self, candidate)._run),
     )
     step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
     rows = {row.name: row for row in report.candidates}

@@ -66,7 +66,7 @@ def test_wrong_options(options: dict[str, Any], text: str):
 
 @pytest.mark.skipif(is_real(), reason="the double makes the CPU count as the device")
 def test_tensors_on_the_cpu():
-    text = "nvfuser compiles for cuda vendor, and an input is on cpu; move the model"
+    text = "nvfuser compiles for cuda devices, and an input is on cpu; move the model"
     refusals.tensor_is_refused("nvfuser", "cpu", text)
 
 

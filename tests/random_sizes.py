@@ -24,7 +24,7 @@ from torch import Tensor
 
 import dynamo_backends
 from dynamo_backends.verify import difference, widen
-from dynamo_backends.verify.rule import pattern_difference, shape_difference
+from dynamo_backends.verify.mismatch import pattern_difference, shape_difference
 from tests.graph.sized_programs import SizedProgram, sized_programs
 
 SEED = 20261125

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import is_lazy
-from dynamo_backends.verify.rule import memory_of
+from dynamo_backends.verify.mismatch import memory_of
 from dynamo_backends.workers.race import Run
 
 

@@ -78,10 +78,10 @@ class AutotuneOptions(Int8Options):
         precision: "float32" demands results as accurate as eager's. "bf16" also admits
             candidates that compute in bfloat16, if their results are as accurate as eager's under
             autocast, and their error at most a tenth of the size of the results
-            (`verify.REDUCED_TOLERANCE`). "int8" also admits candidates that compute linear layers
-            and convolutions in int8, or keep their weights so, if their results on held-out
-            batches of `calibration` are within `tolerance`, and those on the real inputs, too
-            (docs/int8.md). For inference on the CPU.
+            (`verify.comparator.REDUCED_TOLERANCE`). "int8" also admits candidates that compute
+            linear layers and convolutions in int8, or keep their weights so, if their results on
+            held-out batches of `calibration` are within `tolerance`, and those on the real inputs,
+            too (docs/int8.md). For inference on the CPU.
         isolate: Whose first compilation and calls happen in a process of their own, so that a
             crash or a hang costs only the candidate: "third-party" (backends of other packages),
             "all", or "off".

@@ -14,29 +14,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from dynamo_backends._torch_private import copy_captured
 from dynamo_backends.autotune.arguments import Arguments, Watch
 from dynamo_backends.int8.tolerance import Scores, Tolerance
-from dynamo_backends.interface.logs import silenced
-from dynamo_backends.verify import difference, in_float64, restore_rng, snapshot_rng, widen
-from dynamo_backends.verify.rule import (
+from dynamo_backends.verify import difference, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify.comparator import REDUCED_TOLERANCE, relative_error
+from dynamo_backends.verify.mismatch import (
     aliases,
     is_inexact,
     memory_of,
     pattern_difference,
-    relative_error,
     shape_difference,
 )
 from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
-
-REDUCED_TOLERANCE = 0.1
-"""With `precision="bf16"`: largest root mean square error of an output, relative to its root mean
-square, however inexact eager itself is in bfloat16. (Under autocast that is 0.5% for torchvision's
-initial ResNet-50, and 9% for one whose random weights keep activations at unit size.)"""
 
 
 @dataclass(frozen=True)
@@ -229,8 +222,7 @@ class Trial:
             if pattern:
                 return f"output {i} {pattern}"
         expected = self._expected_in_bfloat16 if reduced else self._expected
-        with silenced("torch._dynamo"):
-            wrong = difference(expected, results, self._precise)
+        wrong = difference(expected, results, self._precise)
         if reduced and not wrong:
             error = relative_error(self._precise, results)
             if error > REDUCED_TOLERANCE:
@@ -285,21 +277,3 @@ def _widen(value: Any) -> Any:
         return value
     wide = widen(value.detach())
     return wide.requires_grad_(value.requires_grad)
-
-
-# Methods that name a dtype.
-_CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble"}
-
-
-def precise_captured(captured: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a copy of a graph of Dynamo's that computes every floating-point value in float64.
-
-    Its inputs must be in float64, too. Where the graph casts in ways that are not seen here, its
-    results are less precise, or it raises.
-    """
-    module = in_float64(copy_captured(captured))
-    for node in module.graph.nodes:
-        if node.op == "call_method" and node.target in _CASTS:
-            node.target = _CASTS[node.target]
-    module.recompile()
-    return module.forward

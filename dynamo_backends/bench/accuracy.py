@@ -9,13 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import same
 from dynamo_backends.bench.suites.case import Inputs, call
+from dynamo_backends.verify.comparator import TOLERANCE, difference
 
 _CHUNK = 1 << 22  # elements
-
-TOLERANCE = 1e-4
-"""Absolute and relative; PyTorch's runners take 1e-4 for inference in float32."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,11 @@ def compare_outputs(
     precise_leaves = pytree.tree_leaves(precise)
     standards = leaves if allowed is None else pytree.tree_leaves(allowed)
     max_abs = max_rel = 0.0
-    wrong = []
-    for i, (e, s, r, p) in enumerate(zip(leaves, standards, results, precise_leaves, strict=True)):
-        problem = _difference(s, r, p, tolerance)
-        if problem:
-            wrong.append(f"output {i} {problem}")
+    for e, r in zip(leaves, results, strict=True):
         absolute, relative = distance(e, r)
         max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
-    return Accuracy(not wrong, max_abs, max_rel, "; ".join(wrong))
+    wrong = difference(standards, results, precise_leaves, tolerance) or ""
+    return Accuracy(not wrong, max_abs, max_rel, wrong)
 
 
 def as_precise(expected: Any, inexact: Any) -> Any:
@@ -108,21 +102,6 @@ def as_precise(expected: Any, inexact: Any) -> Any:
         return found.to(exact.dtype) if floating else exact
 
     return pytree.tree_map(each, expected, inexact)
-
-
-def _difference(expected: Any, result: Any, precise: Any, tolerance: float) -> str | None:
-    if not isinstance(expected, Tensor) or not isinstance(result, Tensor):
-        agree = type(expected) is type(result) and expected == result
-        return None if agree else f"is {_brief(result)} instead of {_brief(expected)}"
-    if expected.shape != result.shape or expected.dtype != result.dtype:
-        return f"is {_brief(result)} instead of {_brief(expected)}"
-    if not expected.is_floating_point() and not expected.is_complex():
-        differing = int((expected != result).sum())
-        return f"differs from eager in {differing} elements" if differing else None
-    quiet: Callable[..., None] = lambda *_, **__: None  # noqa: E731
-    if same(expected, result, precise, tol=tolerance, equal_nan=True, log_error=quiet):
-        return None
-    return f"differs from eager by up to {distance(expected, result)[0]:.3e}"
 
 
 def distance(expected: Any, result: Any) -> tuple[float, float]:
@@ -158,7 +137,3 @@ def _widest(dtype: torch.dtype) -> torch.dtype:
 
 def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor.clone()
-
-
-def _brief(value: Any) -> str:
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -5,10 +5,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dynamo_backends.autotune.verify import REDUCED_TOLERANCE
 from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.summary import in_words
-from dynamo_backends.verify.rule import TOLERANCE
+from dynamo_backends.verify.comparator import REDUCED_TOLERANCE, TOLERANCE
 
 WIDTH = 360
 """Of a panel, in units of its own: no more than a phone has points."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.verify import difference
+from dynamo_backends.verify import difference, mismatch
 
 
 def ensure(holds: object, text: str) -> None:
@@ -70,10 +70,5 @@ def close(found: Any, expected: Any) -> None:
 
 
 def aliases(results: Any, inputs: Any) -> list[tuple[int, ...]]:
-    """For each output: which inputs (from 0) and outputs (after them) share its storage."""
-    everything = [*tensors(inputs), *tensors(results)]
-    storages = [t.untyped_storage().data_ptr() if t.numel() else object() for t in everything]
-    return [
-        tuple(i for i, s in enumerate(storages) if s == storage)
-        for storage in storages[len(tensors(inputs)) :]
-    ]
+    """For each output: which inputs (from 0) and outputs (after them) share its memory."""
+    return mismatch.aliases(tensors(inputs), tensors(results))

@@ -24,7 +24,7 @@ from dynamo_backends.interface.errors import VerificationError
 from dynamo_backends.interface.report import GraphReport, is_apart
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.weight_binding import ASK_AGAIN, WASTED
-from dynamo_backends.verify.rng import restore_rng, snapshot_rng
+from dynamo_backends.verify.reference import restore_rng, snapshot_rng
 
 Batch = dict[int, Tensor]
 """Inputs of a graph by position; the others are weights."""

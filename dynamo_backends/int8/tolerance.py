@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.interface.errors import OptionError, brief_error
-from dynamo_backends.verify.rule import brief, is_inexact, pattern_difference
+from dynamo_backends.verify.mismatch import is_inexact, pattern_difference, shape_difference
 
 _TIMES, _LEAST_SCALE = 5, 0.01
 """Lengths may differ by so many times `1 - cosine` in the mean (0.99: 5%), at least by 1%."""
@@ -260,20 +260,11 @@ def _kind_difference(expected: Sequence[Any], results: Sequence[Any], tolerance:
     if len(expected) != len(results):
         return f"{len(results)} outputs instead of {len(expected)}"
     for i, (e, r) in enumerate(zip(expected, results, strict=True)):
-        if not isinstance(e, Tensor):
-            if e != r:
-                return f"output {i} is {r!r} instead of {e!r}"
-            continue
-        if not isinstance(r, Tensor) or (e.dtype, e.shape, e.device) != (
-            r.dtype,
-            r.shape,
-            r.device,
-        ):
-            shown = brief(r) if isinstance(r, Tensor) else type(r).__name__
-            return f"output {i} is {shown} instead of {brief(e)}"
-        if pattern := pattern_difference(e, r):
-            return f"output {i} {pattern}"
-        if not is_inexact(e) and not tolerance.judges_all and not torch.equal(e, r):
+        strides = r.stride() if isinstance(r, Tensor) and r.layout == torch.strided else None
+        if wrong := shape_difference(e, r, strides) or pattern_difference(e, r):
+            return f"output {i} {wrong}"
+        counts = isinstance(e, Tensor) and not is_inexact(e) and not tolerance.judges_all
+        if counts and not torch.equal(e, r):
             return (
                 f"output {i} differs in {int((e != r).sum())} elements that are no floating-point "
                 "numbers, of which only a function can say what is admitted"

@@ -16,8 +16,8 @@ from dynamo_backends.package.capturing import Captured, calls_of, captured
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.whole import Whole, whole
-from dynamo_backends.verify.precise import in_float64, widen
-from dynamo_backends.verify.rule import difference
+from dynamo_backends.verify.comparator import difference
+from dynamo_backends.verify.reference import in_float64, widen
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 

@@ -32,7 +32,8 @@ from dynamo_backends.package.portable import Portable
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.structure import decoded, encoded
 from dynamo_backends.runtime.position_checks import checking, raising
-from dynamo_backends.verify.rng import restore_rng, snapshot_rng
+from dynamo_backends.verify.comparator import difference
+from dynamo_backends.verify.reference import in_float64, restore_rng, snapshot_rng, widen
 
 _COUNTS = ("ops_on_backend", "ops_in_eager", "blocks")
 _LISTS = {"inputs": InputReport, "parts": PartReport, "fallbacks": Fallback}
@@ -173,20 +174,38 @@ def linked(
 
 
 def agree(module: PackagedModule, call: Any, linked: PackagedModule) -> bool:
-    """Returns whether two modules return the same of a call."""
+    """Returns whether a linked module's results are as accurate as those of the portable form.
+
+    Args:
+        module: Of the portable form.
+        call: Arguments.
+        linked: The module in question.
+    """
+    return difference_from_eager(module, call, linked) is None
+
+
+def difference_from_eager(module: PackagedModule, call: Any, run: Callable[..., Any]) -> str | None:
+    """What distinguishes results from those of a module's portable form, in words; None: nothing.
+
+    Args:
+        module: The module.
+        call: Arguments.
+        run: Computes the results of the call.
+    """
     args, kwargs = call
     state = snapshot_rng()
-    theirs = pytree.tree_leaves(module(*args, **kwargs))
+    results = pytree.tree_leaves(run(*args, **kwargs))
     restore_rng(state)
-    ours = pytree.tree_leaves(linked(*args, **kwargs))
-    if len(ours) != len(theirs):
-        return False
-    return all(
-        torch.allclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True)
-        if isinstance(x, Tensor)
-        else x == y
-        for x, y in zip(ours, theirs, strict=True)
-    )
+    expected = pytree.tree_leaves(module.in_eager(*args, **kwargs))
+
+    def precise() -> Sequence[Any]:
+        restore_rng(state)
+        wide = in_float64(module.portable.module)
+        with torch.no_grad():
+            computed: Sequence[Any] = wide(*map(widen, module.values(args, kwargs)))
+        return computed
+
+    return difference(expected, results, precise)
 
 
 def _reported(said: Mapping[str, Any], backend: Backend) -> GraphReport:

@@ -5,16 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
+from dynamo_backends.package.linked import difference_from_eager
 from dynamo_backends.package.loading import EXAMPLES, STEP, load
 from dynamo_backends.package.structure import decoded
-from dynamo_backends.verify.precise import in_float64, widen
-from dynamo_backends.verify.rng import restore_rng, snapshot_rng
-from dynamo_backends.verify.rule import difference
 
 
 @dataclass(frozen=True)
@@ -72,18 +69,10 @@ def compared(
         PackageError: See `load`.
     """
     module = load(path, strict=strict, checkpoint=checkpoint)
-    args, kwargs = _examples(path, module.portable.leaves)
-    state = snapshot_rng()
-    results = pytree.tree_leaves(module(*args, **kwargs))
-    restore_rng(state)
-    expected = pytree.tree_leaves(module.in_eager(*args, **kwargs))
-    restore_rng(state)
-    wide = in_float64(module.portable.module)
-    with torch.no_grad():
-        precise = wide(*map(widen, module.values(args, kwargs)))
+    difference = difference_from_eager(module, _examples(path, module.portable.leaves), module)
     made = sum(report.executables for report in module.reports)
     hits = sum(report.cache_hits for report in module.reports)
-    return Outcome(module.backend, hits, made - hits, difference(expected, results, precise))
+    return Outcome(module.backend, hits, made - hits, difference)
 
 
 def _examples(path: str | os.PathLike[str], known: Sequence[Any]) -> Any:

@@ -50,8 +50,8 @@ def without_trials() -> Iterator[None]:
 # What decides a verdict besides the vendor's own folders: trials, and what lowers and decomposes.
 _DECIDES = (
     "verify/trials",
-    "verify/precise.py",
-    "verify/rule.py",
+    "verify/mismatch.py",
+    "verify/reference.py",
     "graph/attention.py",
     "graph/call_tracing.py",
     "graph/calls.py",

@@ -22,10 +22,10 @@ from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.random import is_random
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.reference import computing_reference
-from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
+from dynamo_backends.verify.comparator import Comparator
 from dynamo_backends.verify.dtypes import is_dtype_error
-from dynamo_backends.verify.replay import Replay
-from dynamo_backends.verify.rule import memory_of, shape_difference
+from dynamo_backends.verify.mismatch import memory_of, shape_difference
+from dynamo_backends.verify.reference import Replay
 
 log = logging.getLogger("dynamo_backends")
 
@@ -104,7 +104,7 @@ class Comparison:
             Exception: What the compiled block raises, and nothing else.
         """
         unverified = self._unusable or self._acts or _is_recorded()
-        outputs = _Outputs(inputs, self._promised, self._reduced)
+        outputs = _Outputs(self._module, inputs, self._promised, self._reduced)
         stopwatch = _Stopwatch()
         early = self._is_early and not unverified
         with stopwatch:
@@ -155,8 +155,7 @@ class Comparison:
                 outputs.compare(place, outputs.expected[place])
         else:
             Replay(self._module)(inputs, outputs.compare)
-        if outputs.doubts and not outputs.wrong:
-            outputs.settle(self._module)
+        outputs.settle()
 
     def _replay(self, inputs: Sequence[Any], visit: Callable[[int, Any], None]) -> str:
         return self._guarded(lambda: Replay(self._module)(inputs, visit))
@@ -200,24 +199,25 @@ class _Outputs:
     """What is known of the outputs of one call.
 
     Attributes:
+        module: The eager original.
         inputs: Of the call.
         promised: What outputs may have, besides what eager's have.
         reduced: Whether the user admits bfloat16.
         results: The compiled outputs.
         expected: Eager's, by position.
-        doubts: Outputs that are not close to eager's.
-        wrong: What is wrong beyond doubt.
+        wrong: What is wrong, in words; empty: nothing that is known.
     """
 
+    module: fx.GraphModule
     inputs: Sequence[Any]
     promised: Sequence[Promise]
     reduced: bool
     results: Sequence[Any] = ()
     expected: dict[int, Any] = field(default_factory=dict)
-    doubts: dict[int, Doubt] = field(default_factory=dict)
     wrong: str = ""
 
     def __post_init__(self) -> None:
+        self._comparator = Comparator(self.module, lambda: self.inputs, self.reduced)
         self._memories = {memory_of(x) for x in self.inputs} - {None}
 
     def keep(self, place: int, value: Any) -> None:
@@ -240,13 +240,13 @@ class _Outputs:
             text = "shares memory with an input, which eager's does not"
         if text is not None:
             self.wrong = self.wrong or f"output {place} {text}"
-        elif isinstance(expected, Tensor) and not is_beyond_doubt(expected, result, self.reduced):
-            self.doubts[place] = Doubt(expected, result)
+        elif isinstance(expected, Tensor):
+            self._comparator.look(place, expected, result)
 
-    def settle(self, module: fx.GraphModule) -> None:
-        """Decides on the doubts."""
-        wrong = settle(module, self.inputs, self.doubts, self.reduced)
-        self.wrong = "" if wrong is None else f"output {wrong[0]} {wrong[1]}"
+    def settle(self) -> None:
+        """Decides about outputs that are in doubt, unless something is wrong in any case."""
+        if not self.wrong and (found := self._comparator.wrong()) is not None:
+            self.wrong = f"output {found[0]} {found[1]}"
 
     def _is_borrowed(self, value: Any) -> bool:
         return (

@@ -19,9 +19,8 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.eager_calls import compute
 from dynamo_backends.graph.tf32 import ROUNDING, may_be_tf32
-from dynamo_backends.verify.precise import widen
-from dynamo_backends.verify.rounding import CASTS, is_exact, is_rounded_once, is_sum
-from dynamo_backends.verify.rule import is_inexact
+from dynamo_backends.verify.mismatch import is_inexact
+from dynamo_backends.verify.reference import CASTS, is_exact, is_rounded_once, is_sum, widen
 
 aten = torch.ops.aten
 

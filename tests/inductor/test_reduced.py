@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynamo_backends.autotune.verify import autocast_bfloat16
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.kernels.patterns import unreduced
-from dynamo_backends.verify.rule import relative_error
+from dynamo_backends.verify.comparator import relative_error
 
 aten = torch.ops.aten
 BFLOAT16 = {"precision": "bf16"}

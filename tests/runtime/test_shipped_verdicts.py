@@ -143,7 +143,8 @@ def test_the_digest_is_that_of_what_decides(monkeypatch: pytest.MonkeyPatch):
     vendors = (package / "ort", package / "openvino")
     assert all(any((folder / name).is_file() for folder in vendors) for name in without)
     assert "trial.py" not in without
-    assert {"onnx", "ort", "verify/trials", "verify/precise.py", "verify/rule.py"} <= set(parts)
+    verify = {f"verify/{name}" for name in ("trials", "mismatch.py", "reference.py")}
+    assert {"onnx", "ort", *verify} <= set(parts)
     assert not {"pipeline", "runtime", "graph"} & set(parts)
     assert all((package / part).exists() for part in parts)
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 from dynamo_backends import compile_step, record
 from dynamo_backends.bench.torchvision_shim import import_transformers
 from dynamo_backends.interface.mesh import MeshReport
-from dynamo_backends.verify.rule import difference
+from dynamo_backends.verify.comparator import difference
 
 STEPS = 10
 BATCH = 16

@@ -150,7 +150,8 @@ def extreme_difference(
     for i, (_, _, _, wrong) in enumerate(compared):
         if wrong is not None:
             return f"output {i} {wrong}"
-    return difference(*([three[k] for three in compared] for k in range(3)))
+    eagers, found, wide = ([three[k] for three in compared] for k in range(3))
+    return difference(eagers, found, wide)
 
 
 def _comparable(e: Any, r: Any, p: Any, signs: bool) -> tuple[Any, Any, Any, str | None]:

@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 from dynamo_backends.conformance.comparing import ensure
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import OwnRandomNumbersError, Subject
-from dynamo_backends.verify.rule import pattern_difference
+from dynamo_backends.verify.mismatch import pattern_difference
 
 CHECKS = Table()
 

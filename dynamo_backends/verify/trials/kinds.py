@@ -32,78 +32,24 @@ from dynamo_backends.verify.trials.trials import LARGE, TOO_LARGE, elements, use
 
 _VECTOR = 16  # from so many elements on, kernels have another form
 
-_RESHAPE = frozenset(
-    {
-        "_to_copy",
-        "_unsafe_view",
-        "alias",
-        "arange",
-        "clone",
-        "detach",
-        "embedding",
-        "empty",
-        "expand",
-        "full",
-        "new_full",
-        "new_ones",
-        "new_zeros",
-        "ones",
-        "permute",
-        "reshape",
-        "squeeze",
-        "stack",
-        "t",
-        "transpose",
-        "unbind",
-        "unsqueeze",
-        "view",
-        "zeros",
-    }
-)
+_RESHAPE = frozenset((
+    "_to_copy", "_unsafe_view", "alias", "arange", "clone", "detach", "embedding", "empty",
+    "expand", "full", "new_full", "new_ones", "new_zeros", "ones", "permute", "reshape", "squeeze",
+    "stack", "t", "transpose", "unbind", "unsqueeze", "view", "zeros",
+))  # fmt: skip
 """Operators that move or make elements, whichever of two sizes is the larger one."""
 
-_ORDERED = frozenset(
-    {
-        "cat",
-        "constant_pad_nd",
-        "flip",
-        "gather",
-        "index",
-        "index_select",
-        "repeat",
-        "select",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "tril",
-        "triu",
-    }
-)
+_ORDERED = frozenset((
+    "cat", "constant_pad_nd", "flip", "gather", "index", "index_select", "repeat", "select",
+    "slice", "split", "split_with_sizes", "tril", "triu",
+))  # fmt: skip
 """Operators that move elements up to a position, or repeat them."""
 
-_ROWS = frozenset(
-    {
-        "_log_softmax",
-        "_log_softmax_backward_data",
-        "_softmax",
-        "_softmax_backward_data",
-        "all",
-        "amax",
-        "amin",
-        "any",
-        "argmax",
-        "argmin",
-        "cumsum",
-        "logsumexp",
-        "mean",
-        "native_layer_norm",
-        "native_layer_norm_backward",
-        "std",
-        "sum",
-        "var",
-        "var_mean",
-    }
-)
+_ROWS = frozenset((
+    "_log_softmax", "_log_softmax_backward_data", "_softmax", "_softmax_backward_data", "all",
+    "amax", "amin", "any", "argmax", "argmin", "cumsum", "logsumexp", "mean", "native_layer_norm",
+    "native_layer_norm_backward", "std", "sum", "var", "var_mean",
+))  # fmt: skip
 """Operators that reduce or normalise rows."""
 
 _BATCH = {"input": (0,), "self": (0,), "grad_output": (0,), "grad_out": (0,)}

@@ -48,57 +48,19 @@ _FIRST = frozenset({"argmax", "argmin", "max", "min"})
 _TIES_ARE_OPEN = frozenset({"kthvalue", "median", "mode", "nanmedian", "sort", "topk"})
 """Their indices are those of any of several equal elements."""
 
-_BY_ROWS = frozenset(
-    {
-        "_adaptive_avg_pool2d",
-        "_log_softmax",
-        "_softmax",
-        "adaptive_max_pool2d",
-        "adaptive_max_pool3d",
-        "avg_pool1d",
-        "avg_pool2d",
-        "avg_pool3d",
-        "bucketize",
-        "cummax",
-        "cummin",
-        "cumprod",
-        "cumsum",
-        "fractional_max_pool2d",
-        "fractional_max_pool3d",
-        "kthvalue",
-        "logcumsumexp",
-        "max_pool2d_with_indices",
-        "max_pool3d_with_indices",
-        "mean",
-        "native_group_norm",
-        "native_layer_norm",
-        "searchsorted",
-        "sort",
-        "topk",
-    }
-)
+_BY_ROWS = frozenset((
+    "_adaptive_avg_pool2d", "_log_softmax", "_softmax", "adaptive_max_pool2d",
+    "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "bucketize", "cummax",
+    "cummin", "cumprod", "cumsum", "fractional_max_pool2d", "fractional_max_pool3d", "kthvalue",
+    "logcumsumexp", "max_pool2d_with_indices", "max_pool3d_with_indices", "mean",
+    "native_group_norm", "native_layer_norm", "searchsorted", "sort", "topk",
+))  # fmt: skip
 """Operators that reduce, order or search rows, and are not tagged as reductions."""
 
-_MOVES = frozenset(
-    {
-        "_to_copy",
-        "cat",
-        "clone",
-        "constant_pad_nd",
-        "copy",
-        "embedding",
-        "flip",
-        "gather",
-        "index",
-        "index_select",
-        "masked_select",
-        "repeat",
-        "roll",
-        "stack",
-        "tril",
-        "triu",
-    }
-)
+_MOVES = frozenset((
+    "_to_copy", "cat", "clone", "constant_pad_nd", "copy", "embedding", "flip", "gather", "index",
+    "index_select", "masked_select", "repeat", "roll", "stack", "tril", "triu",
+))  # fmt: skip
 """Operators that only move elements, and are no views."""
 
 _VARIANCES = frozenset({"std", "std_mean", "var", "var_mean"})
@@ -111,21 +73,10 @@ _OPEN_AT_INFINITY = frozenset({"std_mean", "var_mean"})
 """Their means of values with an infinity are that or NaN, depending on which value it is."""
 
 # Arguments whose values are positions or sizes; anything else may hold any number.
-_POSITIONS = frozenset(
-    {
-        "boundaries",
-        "index",
-        "indices",
-        "input_lengths",
-        "lengths",
-        "offsets",
-        "repeats",
-        "sorted_sequence",
-        "target",
-        "target_lengths",
-        "targets",
-    }
-)
+_POSITIONS = frozenset((
+    "boundaries", "index", "indices", "input_lengths", "lengths", "offsets", "repeats",
+    "sorted_sequence", "target", "target_lengths", "targets",
+))  # fmt: skip
 _ASCENDING = frozenset({"boundaries", "offsets", "sorted_sequence"})
 _COUNTS = frozenset({"bincount", "one_hot", "repeat_interleave"})
 _SHIFTS = frozenset(

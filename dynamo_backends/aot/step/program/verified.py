@@ -21,10 +21,10 @@ from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.atomic import write
 from dynamo_backends.runtime.eager_switch import EagerSwitch
-from dynamo_backends.verify.doubt import Doubt, is_beyond_doubt, settle
+from dynamo_backends.verify.comparator import Comparator
 from dynamo_backends.verify.first import acts_on, described_region, guarded
-from dynamo_backends.verify.replay import Replay
-from dynamo_backends.verify.rule import is_inexact, shape_difference
+from dynamo_backends.verify.mismatch import is_inexact, shape_difference
+from dynamo_backends.verify.reference import Replay
 
 _KEPT = 1 << 25  # bytes of eager's results; of more a sample is kept
 _OF_THE_CHANGE = 1e2  # times the typical change is as telling as 1 is by the rule
@@ -196,7 +196,8 @@ class StepComparison:
     def _compare(self, results: Sequence[Any]) -> str:
         if len(results) != len(self._expected):
             return f"{len(results)} results instead of {len(self._expected)}"
-        doubts: dict[int, Doubt] = {}
+        module, reduced = self._graph.module, self._reduced
+        comparator = Comparator(module, self._inputs_before, reduced, self._view)
         for place, result in enumerate(results):
             expected, found = self._expected[place], self._sampled(place, result)
             # What is updated keeps its strides.
@@ -205,23 +206,24 @@ class StepComparison:
             if text is not None:
                 return f"{self._name(place)} {text}"
             if isinstance(expected, Tensor):
-                expected, found = self._change(place, expected), self._change(place, found)
-                if not is_beyond_doubt(expected, found, self._reduced):
-                    doubts[place] = Doubt(expected, found)
-        return self._settled(doubts) if doubts else ""
-
-    def _settled(self, doubts: dict[int, Doubt]) -> str:
-        assert self._copies is not None
-        before = {i: x.to(self._inputs[i].device) for i, x in self._copies.load().items()}
-        inputs = [before.get(i, x) for i, x in enumerate(self._inputs)]
-        view = lambda place, value: self._change(place, self._sampled(place, value))  # noqa: E731
-        found = settle(self._graph.module, inputs, doubts, self._reduced, view)
-        if found is None:
+                comparator.look(place, self._change(place, expected), self._change(place, found))
+        wrong = comparator.wrong()
+        if wrong is None:
             return ""
-        place, text = found
+        place, text = wrong
         if self._scale(place) == 1.0:
             return f"{self._name(place)} {text}"
         return f"{self._name(place)} {text} (relative to 100 times its typical change)"
+
+    def _view(self, place: int, value: Tensor) -> Tensor:
+        """What is compared of a result of a replay."""
+        return self._change(place, self._sampled(place, value))
+
+    def _inputs_before(self) -> list[Any]:
+        """The inputs as they were before the step was taken."""
+        assert self._copies is not None
+        before = {i: x.to(self._inputs[i].device) for i, x in self._copies.load().items()}
+        return [before.get(i, x) for i, x in enumerate(self._inputs)]
 
     def _promised(self, place: int) -> tuple[int, ...] | None:
         value = getattr(self._graph.outputs[place], "meta", {}).get("val")

@@ -1,0 +1,114 @@
+"""In what results differ from eager's, in words."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamo_backends import _torch_private as private
+
+
+def value_difference(expected: Any, result: Any) -> str | None:
+    """What is wrong with the kind, dtype or shape of a result, or with what is no tensor."""
+    if isinstance(expected, Tensor) != isinstance(result, Tensor):
+        return f"is a {type(result).__name__} instead of a {type(expected).__name__}"
+    if not isinstance(expected, Tensor):  # NaN is NaN's equal here
+        same = expected == result or (expected != expected and result != result)
+        return None if same else f"is {result!r} instead of {expected!r}"
+    if (expected.dtype, expected.shape) != (result.dtype, result.shape):
+        return f"is {brief(result)} instead of {brief(expected)}"
+    return None
+
+
+def shape_difference(
+    expected: Any, result: Any, promised: Collection[int] | None = None
+) -> str | None:
+    """What is wrong with the kind, dtype, shape, device or strides of a result; None: nothing.
+
+    Args:
+        expected: Eager's result.
+        result: The one in question.
+        promised: Strides that it may have instead of eager's.
+    """
+    wrong = value_difference(expected, result)
+    if wrong is not None or not isinstance(expected, Tensor):
+        return wrong
+    if (expected.device, expected.layout) != (result.device, result.layout):
+        return f"is {brief(result)} instead of {brief(expected)}"
+    if expected.layout != torch.strided:
+        return None
+    if not _strides_agree(expected, result.stride(), expected.stride(), promised):
+        return f"has strides {result.stride()} instead of {expected.stride()}"
+    return None
+
+
+def _strides_agree(tensor: Tensor, given: Sequence[int], *allowed: Collection[int] | None) -> bool:
+    matters = [n > 1 for n in tensor.shape]
+    if not tensor.numel():
+        return True
+    for strides in allowed:
+        if strides is None or len(strides) != len(matters):
+            continue
+        pairs = zip(given, strides, matters, strict=True)
+        if all(g == s or not m for g, s, m in pairs):
+            return True
+    return False
+
+
+def pattern_difference(expected: Any, result: Any) -> str:
+    """What is different about the places of NaN and infinities; empty: nothing."""
+    if not isinstance(expected, Tensor) or not is_inexact(expected):
+        return ""
+    if not isinstance(result, Tensor):
+        return ""
+    if not torch.equal(expected.isnan(), result.isnan()):
+        return "has NaN where eager has not, or the reverse"
+    if not torch.equal(infinite := expected.isinf(), result.isinf()):
+        return "has infinities where eager has not, or the reverse"
+    if not expected.is_complex() and expected.layout == torch.strided and bool(infinite.any()):
+        signs = (x[infinite].float() > 0 for x in (expected, result))
+        if not torch.equal(*signs):
+            return "has infinities of the other sign than eager's"
+    return ""
+
+
+def distance(expected: Tensor, result: Tensor) -> str:
+    """How far a result is off, in words."""
+    if not is_inexact(expected):
+        return f"differs from eager in {int((expected != result).sum())} elements"
+    wide = torch.promote_types(expected.dtype, torch.float64)
+    distances = (expected.to(wide) - result.to(wide)).abs()
+    worst = distances.nan_to_num(0.0, torch.inf).max()  # NaN and infinities are eager's
+    return f"differs from eager by up to {worst:.3e}"
+
+
+def brief(tensor: Tensor) -> str:
+    """Dtype, shape and device: "float32[3, 4]"."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{name}{list(tensor.shape)}{where}"
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Whether a tensor has floating-point or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def memory_of(tensor: Any) -> int | None:
+    """Where a tensor's memory begins; None for what is empty or has none of its own kind."""
+    if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return None
+    if tensor.layout != torch.strided or not private.has_storage(tensor):
+        return None
+    return tensor.untyped_storage().data_ptr() or None
+
+
+def aliases(args: Sequence[Any], results: Sequence[Any]) -> list[tuple[int, ...]]:
+    """For each output: which inputs, and which outputs after them, share its memory."""
+    everything = [*args, *results]
+    places = [memory_of(x) if isinstance(x, Tensor) and x.numel() else None for x in everything]
+    return [
+        tuple(i for i, p in enumerate(places) if p is not None and p == place)
+        for place in places[len(args) :]
+    ]

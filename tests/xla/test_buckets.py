@@ -250,17 +250,6 @@ def test_named_bounds():
     assert shapes[-1] == "x: float32[5, 31]", "larger than any"
 
 
-def test_named_bounds_of_gradients(jobs: list[Job]):
-    with record() as reports:
-        run = compiled(lambda x: x.exp().sum(), buckets=[12])
-        x = varying(torch.randn(5, 7)).requires_grad_()
-        run(x).backward()
-        torch.testing.assert_close(x.grad, x.detach().exp())
-    assert [r.kind for r in reports] == ["forward", "backward"]
-    padded = [r.executable._padded for r in reports]
-    assert [set(p._programs[0].bounds.values()) for p in padded] == [{12}, {12}]
-
-
 @pytest.mark.parametrize(
     ("given", "text"),
     [

@@ -1,6 +1,5 @@
 """Padded images: any number of them, and any size where nothing depends on it."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -49,28 +48,6 @@ def test_any_number_of_images():
     (report,) = reports
     assert (report.exact, len(report.events)) == ("", 0)
     assert report.executables == 1
-
-
-def test_convolutions_are_trained_with_any_number_of_images():
-    model = nn.Sequential(
-        nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(150, 4)
-    )
-    reference = copy.deepcopy(model)
-    with record() as reports:
-        run = compiled(model, verify="always")
-        for count in (7, 8, 5):
-            x, target = torch.randn(count, 3, 12, 12), torch.randint(4, (count,))
-            for each in (x, target):
-                torch._dynamo.maybe_mark_dynamic(each, 0)
-            for m, f in ((model, run), (reference, reference)):
-                m.zero_grad()
-                F.cross_entropy(f(x), target).backward()
-            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
-    assert {(r.kind, r.exact, len(r.events)) for r in reports} == {
-        ("forward", "", 0),
-        ("backward", "", 0),
-    }
 
 
 KERNEL = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0))
@@ -124,38 +101,6 @@ def test_images_of_any_size(name: str):
     assert {r.exact for r in reports} == {""}
 
 
-DIFFERENTIABLE = [
-    *sorted(FUNCTIONS.keys() - {"maxima", "maxima with ceilings", "one image"}),
-    "maximum",
-]
-
-
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_gradients_of_images_of_any_size(name: str):
-    pool = {"maximum": lambda x: F.max_pool2d(x, 3, stride=2, padding=1)}
-    chosen = (FUNCTIONS | pool)[name]
-
-    def fn(x: Tensor) -> Tensor:
-        results = chosen(x)
-        parts = results if isinstance(results, tuple) else (results,)
-        # Sines of large arguments would make errors of rounding, of eager's, too.
-        return sum(((p / 16).sin().sum() for p in parts), torch.zeros(()))
-
-    with record() as reports:
-        run = compiled(fn, exact_after=100, bucket_growth=8.0)
-        for size in SIZES[:3]:
-            x = images(*size).requires_grad_()
-            y = x.detach().clone().requires_grad_()
-            run(x).backward()
-            fn(y).backward()
-            assert y.grad is not None
-            torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-4, equal_nan=True)
-    exact = {r.exact for r in reports if r.exact}
-    # The height, over which the mean is taken, is in no shape that its backward graph gets.
-    assert all("does not follow from inputs' shapes" in reason for reason in exact)
-    assert bool(exact) == (name == "a line")
-
-
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
@@ -173,27 +118,6 @@ def test_what_depends_on_the_size_of_an_image_makes_it_exact(
             x = images(*size)
             agree(run(x), fn(x))
     assert any(w in reports[0].exact for w in reason.split("|")), reports[0].exact
-
-
-@pytest.mark.long
-def test_batch_norm_is_trained_with_any_number_of_images_of_any_size():
-    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
-    reference = copy.deepcopy(model)
-    with record() as reports:
-        run = compiled(model, verify="always")
-        for size in SIZES[:3]:
-            x = images(*size)
-            for m, f in ((model, run), (reference, reference)):
-                m.zero_grad()
-                f(x).pow(3).mean().backward()
-            for p, q in zip(model.parameters(), reference.parameters(), strict=True):
-                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-5)
-            for p, q in zip(model.buffers(), reference.buffers(), strict=True):
-                torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
-    assert {(r.kind, r.exact, len(r.events)) for r in reports} == {
-        ("forward", "", 0),
-        ("backward", "", 0),
-    }
 
 
 def test_batch_norm_of_rows():

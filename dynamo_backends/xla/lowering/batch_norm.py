@@ -170,9 +170,8 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
     reserve: Array | None = None,
-    real: Real | None = None,
 ) -> tuple[Value | None, Array | None, Array | None]:
-    channels = _Channels(grad_out, x, real=real)
+    channels = _Channels(grad_out, x)
     grad, values = channels.arrays
     if train:
         mean, invstd = save_mean, save_invstd

@@ -40,17 +40,3 @@ def flash_attention_for_cpu(call: PaddedCall) -> Placed:
     q, k, v = call["query"], call["key"], call["value"]
     result = call.run(key=k.masked([2]), value=v.masked([2]), attn_mask=_mask(call, "attn_mask"))
     return result, ((*q.extents[:3], v.extents[3]), q.extents[:3])
-
-
-@pads("_scaled_dot_product_flash_attention_for_cpu_backward.default")
-def flash_attention_for_cpu_backward(call: PaddedCall) -> Placed:
-    """Queries that are padding give gradients of 0 to keys and values."""
-    _whole_features(call)
-    q = call["query"]
-    for name in ("grad_out", "out", "logsumexp"):
-        if call[name].extents[2] != q.extents[2]:
-            raise call.refuse(f"{name} is padded otherwise than the queries")
-    names = ("grad_out", "query", "key", "value", "out", "logsumexp")
-    masked = {name: call[name].masked([2]) for name in names}
-    result = call.run(**masked, attn_mask=_mask(call, "attn_mask"))
-    return result, tuple(call[n].extents for n in ("query", "key", "value"))

@@ -25,12 +25,6 @@ def _spatial(call: PaddedCall, name: str, rank: int) -> list[int]:
     return dims
 
 
-def _images(call: PaddedCall, name: str, rank: int) -> list[int]:
-    """Returns the dimensions of images, and that of their number, if there is one."""
-    dims = _spatial(call, name, rank)
-    return [0, *dims] if call[name].ndim == rank + 2 else dims
-
-
 def _rest(call: PaddedCall, leading: Extents, index: int | None = None) -> Extents:
     return (*leading, *call.fresh(index)[len(leading) :])
 
@@ -42,21 +36,6 @@ def convolution(call: PaddedCall) -> Placed:
     x, rank = call["input"], call["weight"].ndim - 2
     dims = _spatial(call, "input", rank)
     return call.run(input=x.masked(dims)), _rest(call, x.extents[: x.ndim - rank - 1])
-
-
-@pads("convolution_backward.default")
-def convolution_backward(call: PaddedCall) -> Placed:
-    """Gradients of weight and bias are sums over the images."""
-    call.need_whole("weight")
-    grad, x, rank = call["grad_output"], call["input"], call["weight"].ndim - 2
-    dims = _images(call, "input", rank)
-    if grad.extents[0] != x.extents[0]:
-        raise call.refuse("the gradient is padded otherwise than the input")
-    over = _images(call, "grad_output", rank)
-    result = call.run(grad_output=grad.masked(over), input=x.masked(dims))
-    asked = call.value("output_mask")
-    placed = (x.extents, call["weight"].extents, call.fresh(2) if asked[2] else ())
-    return result, tuple(e if m else () for e, m in zip(placed, asked, strict=True))
 
 
 def _rank(call: PaddedCall) -> int:
@@ -93,31 +72,11 @@ def max_pool(call: PaddedCall) -> Placed:
     x, dims = call["self"], _spatial(call, "self", _rank(call))
     values, places = call.run(self=x.masked(dims, lowest))
     if x.is_padded(dims):
-        places = _counted_by(logical(places), _bounds(x, dims), _real(call, x, dims))
+        bounds = [bound_of(x.extents[d]) for d in dims]
+        real = [call.validity.count(x.extents[d]) for d in dims]
+        places = _counted_by(logical(places), bounds, real)
     leading = x.extents[: dims[0]]
     return (values, places), (_rest(call, leading, 0), _rest(call, leading, 1))
-
-
-@pads("max_pool2d_with_indices_backward.default", "max_pool3d_with_indices_backward.default")
-def max_pool_backward(call: PaddedCall) -> Placed:
-    x, dims = call["self"], _spatial(call, "self", _rank(call))
-    grad, indices = call["grad_output"], call["indices"]
-    leading = [v.extents[: dims[0]] for v in (grad, x, indices)]
-    if leading[0] != leading[1] or leading[1] != leading[2]:
-        raise call.refuse("the gradient is padded otherwise than the input")
-    places = None
-    if x.is_padded(dims):
-        places = _counted_by(indices.array, _real(call, x, dims), _bounds(x, dims))
-    given = grad.masked(_spatial(call, "grad_output", _rank(call)))
-    return call.run(grad_output=given, self=x.masked(dims, lowest), indices=places), x.extents
-
-
-def _bounds(x: Operand, dims: Sequence[int]) -> list[Any]:
-    return [bound_of(x.extents[d]) for d in dims]
-
-
-def _real(call: PaddedCall, x: Operand, dims: Sequence[int]) -> list[Any]:
-    return [call.validity.count(x.extents[d]) for d in dims]
 
 
 def _counted_by(places: jax.Array, sizes: Sequence[Any], wanted: Sequence[Any]) -> jax.Array:
@@ -163,42 +122,6 @@ def batch_norm_in_training(call: PaddedCall) -> Placed:
     else:
         result = _training_batch_norm(call, x)
     return result, (x.extents, *(call.fresh(i) for i in range(1, len(result))))
-
-
-@pads("native_batch_norm_backward.default", "batch_norm_backward.default")
-def batch_norm_backward(call: PaddedCall) -> Placed:
-    name = "grad_out" if "grad_out" in call.values() else "grad_output"
-    x, grad = call["input"], call[name]
-    if grad.extents != x.extents:
-        raise call.refuse("the gradient is padded otherwise than the input")
-    result = _training_batch_norm(call, x)
-    asked = call.value("output_mask")
-    placed = (x.extents, *(call.fresh(i) if asked[i] else () for i in (1, 2)))
-    return result, tuple(e if m else () for e, m in zip(placed, asked, strict=True))
-
-
-@pads("avg_pool2d_backward.default", "avg_pool3d_backward.default")
-def average_pool_backward(call: PaddedCall) -> Placed:
-    x, dims = call["self"], _spatial(call, "self", _rank(call))
-    if x.is_padded(dims):
-        _need_equal_divisors(call)
-    return _averaged(call, _spatial(call, "grad_output", _rank(call)))
-
-
-@pads("_adaptive_avg_pool2d_backward.default", "_adaptive_avg_pool3d_backward.default")
-def adaptive_pool_backward(call: PaddedCall) -> Placed:
-    x = call["self"]
-    for operand in ("grad_output", "self"):
-        call.need_whole(operand, range(x.ndim - _rank(call), x.ndim))
-    return _averaged(call, ())
-
-
-def _averaged(call: PaddedCall, over: Sequence[int]) -> Placed:
-    grad, x = call["grad_output"], call["self"]
-    leading = x.ndim - _rank(call)
-    if grad.extents[:leading] != x.extents[:leading]:
-        raise call.refuse("the gradient is padded otherwise than the input")
-    return call.run(grad_output=grad.masked(over)), x.extents
 
 
 @pads("native_group_norm.default", shapes=("N",))

@@ -16,18 +16,6 @@ def embedding(call: PaddedCall) -> Placed:
     return call.run(), (*call["indices"].extents, *call["weight"].extents[1:])
 
 
-@pads("embedding_dense_backward.default")
-def embedding_backward(call: PaddedCall) -> Placed:
-    """What indices in the padding name gets nothing."""
-    grad, indices = call["grad_output"], call["indices"]
-    call.need_whole("grad_output", [grad.ndim - 1])
-    if grad.extents[:-1] != indices.extents:
-        raise call.refuse("the gradient is padded otherwise than the indices")
-    if call.value("scale_grad_by_freq"):
-        raise call.refuse("it counts how often each index comes")
-    return call.run(grad_output=grad.masked()), call.fresh()
-
-
 @pads("index.Tensor", "_unsafe_index.Tensor")
 def index(call: PaddedCall) -> Placed:
     """Negative indices count from the real end."""

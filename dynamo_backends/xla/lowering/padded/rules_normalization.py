@@ -11,14 +11,6 @@ def softmax(call: PaddedCall) -> Placed:
     return call.run(self=x.masked(call.axes("self", "dim"), lowest)), x.extents
 
 
-@pads("_softmax_backward_data.default", "_log_softmax_backward_data.default")
-def softmax_backward(call: PaddedCall) -> Placed:
-    grad, output = call["grad_output"], call["output"]
-    over = call.axes("output", "dim")
-    result = call.run(grad_output=grad.masked(over), output=output.masked(over))
-    return result, call.need_agreeing(grad.extents, output.extents)
-
-
 def _normalised(call: PaddedCall) -> int:
     """Returns the number of outer dimensions; the inner ones have to be whole."""
     ndim = call["input"].ndim
@@ -39,18 +31,3 @@ def layer_norm(call: PaddedCall) -> Placed:
 def rms_norm(call: PaddedCall) -> Placed:
     x, outer = call["input"], _normalised(call)
     return call.run(), (x.extents, x.without(range(outer, x.ndim), keepdim=True))
-
-
-@pads("native_layer_norm_backward.default", "_fused_rms_norm_backward.default")
-def layer_norm_backward(call: PaddedCall) -> Placed:
-    """Gradients of the weights are sums over the outer dimensions."""
-    x, outer = call["input"], _normalised(call)
-    names = [n for n in ("grad_out", "input", "mean", "rstd") if call.get(n) is not None]
-    for name in names:
-        call.need_agreeing(x.extents, call[name].extents)
-    masked = {name: call[name].masked(range(outer)) for name in names}
-    inner = x.extents[outer:]
-    asked = call.value("output_mask")
-    results = (x.extents, inner, inner)
-    placed = tuple(e if m else () for e, m in zip(results, asked, strict=False))
-    return call.run(**masked), placed

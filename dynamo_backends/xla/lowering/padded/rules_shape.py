@@ -11,7 +11,6 @@ from dynamo_backends.xla.lowering.padded.extents import (
     bound_of,
     bounded,
     extents_of,
-    is_padded,
     merged,
     reshaped,
 )
@@ -155,32 +154,6 @@ def unbind(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     call.need_whole("self", [d])
     return call.run(), (x.without([d]),) * len(call.node.meta["val"])
-
-
-@pads("select_backward.default", shapes=("input_sizes",))
-def select_backward(call: PaddedCall) -> Placed:
-    fresh = call.fresh()
-    d = call.value("dim") % len(fresh)
-    index, grad = call.value("index"), call["grad_output"]
-    placed = (*grad.extents[:d], fresh[d], *grad.extents[d:])
-    if index >= 0 or not is_padded(fresh[d]):
-        return call.run(), placed
-    value = call.node.meta["val"]
-    rows = jnp.expand_dims(grad.array, d)
-    place = call.validity.count(fresh[d]) + index
-    zeros = jnp.zeros(value.shape, rows.dtype)
-    return lax.dynamic_update_slice_in_dim(zeros, rows, place, d), placed
-
-
-@pads("slice_backward.default", shapes=("input_sizes", "end"))
-def slice_backward(call: PaddedCall) -> Placed:
-    """What is padding in the gradient may be none in the result."""
-    fresh = call.fresh()
-    d = call.value("dim") % len(fresh)
-    grad = call["grad_output"]
-    if len(grad.extents[d]) > 1 or (is_padded(fresh[d]) and call.value("start") < 0):
-        raise call.refuse("where it begins depends on a size that varies")
-    return call.run(grad_output=grad.masked([d])), _with(grad.extents, d, fresh[d])
 
 
 @pads("tril.default", "triu.default")

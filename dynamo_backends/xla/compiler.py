@@ -59,7 +59,7 @@ def compile_graph(
         # Whether weights on a GPU are still those that were prepared, only the GPU could say: each
         # call would wait for all that is on the way.
         parts = prologue.split(traced, len(graph.weights), prepare=device.platform != "cuda")
-        if device.platform == "cpu" and not device.is_remote:
+        if device.platform == "cpu":
             main = split_skinny(parts.main, torch.get_num_threads())
             parts = replace(parts, main=main)
         main, updated = _compile_main(graph, parts, device)
@@ -88,8 +88,7 @@ def _compile_main(
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
     if program is None:
         return None
-    is_host = device.platform == "cpu" and not device.is_remote
-    prepared = translate(program) if is_host else None
+    prepared = translate(program) if device.platform == "cpu" else None
     if prepared is not None:
         return prepared
     return _compile(_lower(program, device), device, runs_once=True)

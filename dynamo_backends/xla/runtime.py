@@ -26,7 +26,6 @@ from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.staging import return_free_memory, stage
 from dynamo_backends.xla import _jaxlib, platforms, residents
 from dynamo_backends.xla.arrays import InFlight, from_numpy, note, to_numpy, worth_noting
-from dynamo_backends.xla.platforms import OPENERS
 from dynamo_backends.xla.preparation import Preparation, equal_weights
 
 _LOOKED_FOR = 4
@@ -121,9 +120,6 @@ _lock = fork_safe_lock()
 
 @functools.cache
 def _open(platform: str, index: int) -> Device:
-    if (opener := OPENERS.get(platform)) is not None:
-        device: Device = opener(index)
-        return device
     if platform == "cpu":
         with _environment(PJRT_NPROC=str(torch.get_num_threads())):
             client = _jaxlib.make_cpu_client()
@@ -271,7 +267,7 @@ class XlaExecutable(Executable):
         if not self._binds and self.prologue is not None:
             return_free_memory()  # of intermediate results; not for weights that keep changing
         self._binds += 1
-        if self._device.platform == "cpu" and self._all_on_cpu and not self._device.is_remote:
+        if self._device.platform == "cpu" and self._all_on_cpu:
             return self._bind_cpu(prepared), copied
         return functools.partial(self._run, prepared), copied
 

@@ -4,6 +4,7 @@ Arrays on it are opaque: whoever reads one without the device's `download`, thro
 a pointer, gets an error.
 """
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +16,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla import _jaxlib, platforms, runtime
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
-from dynamo_backends.xla.platforms import OPENERS
 from dynamo_backends.xla.runtime import Device, open_device
+
+PLATFORM = "remote"
+"""XLA has no lowerings for it: programs have those for any platform."""
 
 
 class UnannouncedReadError(RuntimeError):
@@ -91,16 +94,6 @@ class RemoteDouble(Device):
     traffic: Traffic = field(default_factory=Traffic, hash=False)
     link: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
-    @property
-    def is_remote(self) -> bool:
-        """See `Device.is_remote`."""
-        return True
-
-    @property
-    def name(self) -> str:
-        """See `Device.name`."""
-        return f"remote:{self.index}"
-
     def upload(self, tensor: Tensor) -> Any:
         """See `Home.upload`: returns at once."""
         array = np.array(to_numpy(tensor))
@@ -131,14 +124,26 @@ def _arrived(array: Any) -> RemoteArray:
 
 def _open(index: int) -> RemoteDouble:
     client = _jaxlib.make_cpu_client(asynchronous=True)
-    handle = client.local_devices()[0]
-    return RemoteDouble("cpu", client, handle, os.getpid(), index)
+    return RemoteDouble(PLATFORM, client, client.local_devices()[0], os.getpid(), index)
+
+
+@functools.cache
+def _add_platform() -> None:
+    """Makes XLA's devices include the double, for the rest of the process."""
+    opened = runtime._open
+
+    @functools.cache
+    def open_any(platform: str, index: int) -> Device:
+        return _open(index) if platform == PLATFORM else opened(platform, index)
+
+    runtime._open = open_any
+    platforms.PLATFORMS = (*platforms.PLATFORMS, PLATFORM)
 
 
 def remote_double(index: int = 0) -> RemoteDouble:
     """The double, which options can name from now on: `options={"device": "remote"}`."""
-    OPENERS.setdefault("remote", _open)
-    device = open_device("remote", index)
+    _add_platform()
+    device = open_device(PLATFORM, index)
     assert isinstance(device, RemoteDouble)
     return device
 

@@ -14,13 +14,11 @@ import sys, time, torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from dynamo_backends import compile_step
-from dynamo_backends.runtime.ranks import peers
-from dynamo_backends.runtime.ranks import watch
+from dynamo_backends.runtime import rank_watch
 
-peers.DOUBT = watch.DOUBT = 3
+rank_watch.DOUBT = 3
 if len(sys.argv) > 2:
-    peers.SILENCE = float(sys.argv[2])
-    watch.STORE = float(sys.argv[2])
+    rank_watch.SILENCE = float(sys.argv[2])
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(rank)

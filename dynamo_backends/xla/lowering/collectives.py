@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import torch
 from torch import fx
 
-from dynamo_backends.runtime.ranks.groups import why_apart
+from dynamo_backends import _torch_private as private
+from dynamo_backends.runtime.ranks import is_shared
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import by_name, lookup, lowers
 
@@ -34,8 +35,25 @@ def _argument(node: fx.Node, name: str) -> Any:
     return dict(zip(names, node.args, strict=False) | node.kwargs.items()).get(name)
 
 
+def _why_apart(name: object) -> str | None:
+    """Returns why collectives of a process group are left to torch; None: they need not be."""
+    if not isinstance(name, str):
+        return "its process group is not known while the graph is compiled"
+    if not is_shared():
+        return "torch.distributed has one process here"
+    group = private.process_group(name)
+    if group is None:
+        return f"there is no process group {name!r} any more"
+    ranks = torch.distributed.get_process_group_ranks(group)
+    size = torch.distributed.get_world_size()
+    if ranks != list(range(size)):
+        return f"its process group has the ranks {ranks}; XLA's programs are of all {size}"
+    backend = private.cpu_backend(group)
+    return None if backend == "gloo" else f"its process group talks through {backend}, not gloo"
+
+
 def _of_group(node: fx.Node) -> str | None:
-    reason = why_apart(_argument(node, "group_name"))
+    reason = _why_apart(_argument(node, "group_name"))
     if reason is None and node.meta["val"].is_complex():
         return "complex numbers are exchanged by torch"
     return reason

@@ -23,7 +23,7 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.mesh import Mesh, Placement
 from dynamo_backends.runtime.device_values import register_home
 from dynamo_backends.runtime.foreign import refuse_taken
-from dynamo_backends.runtime.ranks.ranks import Ranks, this_job
+from dynamo_backends.runtime.ranks import Ranks, this_job
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import InFlight, from_numpy, to_numpy
 from dynamo_backends.xla.mesh.processes import join, leave_service

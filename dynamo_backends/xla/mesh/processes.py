@@ -5,6 +5,7 @@ process is connected to it the service's end ends the process, without an except
 connections are made at once, and the service is left; who lives is found out by `runtime.ranks`.
 """
 
+import functools
 import itertools
 import math
 import socket
@@ -16,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dynamo_backends.interface.errors import DeviceError, text_of
-from dynamo_backends.runtime.ranks.ranks import Ranks
+from dynamo_backends.runtime.ranks import Ranks
 from dynamo_backends.xla import _jaxlib
 
 _SECONDS = 120  # in which the processes have to find each other
@@ -43,7 +44,7 @@ def join(ranks: Ranks) -> list[Any]:
 
     client, connection = ranks.together("connects", meet)
     for each in (client, connection, service):
-        ranks.on_failure(lambda each=each: _jaxlib.keep_forever(each))  # type: ignore[misc]
+        ranks.on_failure.append(functools.partial(_jaxlib.keep_forever, each))
     _connections[id(client)] = connection, service
     return sorted(client.devices(), key=lambda device: device.process_index)
 

@@ -11,7 +11,7 @@ from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.interface.errors import RankError, StepCaptureError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
-from dynamo_backends.runtime.ranks.ranks import Ranks, this_job
+from dynamo_backends.runtime.ranks import Ranks, this_job
 from dynamo_backends.runtime.weight_binding import bits_of
 
 _ADVICE = "All ranks have to build the same model and optimizer, and to pass the same arguments."

@@ -9,7 +9,7 @@ import torch
 
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.mesh import Mesh, Placement
-from dynamo_backends.runtime.ranks.ranks import is_shared
+from dynamo_backends.runtime.ranks import is_shared
 
 KINDS = ("ddp", "fsdp")
 

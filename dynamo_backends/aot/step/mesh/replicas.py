@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
-from dynamo_backends.runtime.ranks.ranks import is_shared
+from dynamo_backends.runtime.ranks import is_shared
 
 _TAKEN = (
     "this DistributedDataParallel was given to compile_step, which averages gradients in its "

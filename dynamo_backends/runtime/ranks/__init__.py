@@ -1,1 +1,0 @@
-"""The processes of torch.distributed that take steps together, and what becomes of each."""

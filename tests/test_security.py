@@ -27,9 +27,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch._aot_autograd import descriptors
 
 import dynamo_backends
-from dynamo_backends._torch_private.packing import descriptors, pack_static, unpack_static
+from dynamo_backends._torch_private.packing import pack_static, unpack_static
 from dynamo_backends.aot import traces
 from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.decisions import Decisions

@@ -5,12 +5,14 @@ Imported apart: it loads torch.export.
 | what | checked |
 |---|---|
 | `torch._export.serde.serialize`: `serialize`, `_Union` | 2.13* |
+| `torch._export.serde.serialize`: `GraphModuleSerializer`, `_to_json_bytes` | 2.13 |
 | `torch._export.serde.serialize`: `GraphModuleDeserializer`, `_int_to_sympy_int` | 2.13* |
 | `torch._export.serde.schema.ExportedProgram`, `ExportedProgram._guards_code` | 2.13* |
 | `torch._functorch._aot_autograd.descriptors.PlainAOTInput` | 2.11+ |
 | `torch.export.default_decompositions` | 2.11+ |
 """
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -25,6 +27,14 @@ from torch import fx, nn
 from torch._export.serde import schema, serialize
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch.export import ExportedProgram, default_decompositions
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx.experimental.symbolic_shapes import ValueRanges
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
@@ -80,7 +90,29 @@ def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         artifact = serialize.serialize(exported, **_LEFT_OUT)
-    made: dict[str, Any] = json.loads(artifact.exported_program)
+    return _stripped(artifact.exported_program)
+
+
+def graph_to_dict(module: fx.GraphModule) -> dict[str, Any]:
+    """As `program_to_dict`, of a functional graph whose inputs and outputs are tensors."""
+    module = copy.deepcopy(module)
+    for node in module.graph.nodes:
+        node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+    results: Any = module.graph.output_node().args[0]
+    inputs = [
+        InputSpec(InputKind.USER_INPUT, TensorArgument(place.name), None)
+        for place in module.graph.find_nodes(op="placeholder")
+    ]
+    outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(x.name), None) for x in results]
+    signature = ExportGraphSignature(inputs, outputs)
+    written = serialize.GraphModuleSerializer(signature, []).serialize(module)
+    version = schema.SchemaVersion(*schema.SCHEMA_VERSION)
+    program = schema.ExportedProgram(written, {}, {}, version, [], torch.__version__, [])
+    return _stripped(serialize._to_json_bytes(program))
+
+
+def _stripped(program: bytes) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(program)
     made["guards_code"] = []
     made["graph_module"]["module_call_graph"] = []
     made["graph_module"]["treespec_namedtuple_fields"] = {}

@@ -1,7 +1,8 @@
-"""Functional graphs of static sizes as JSON and safetensors, for the disk.
+"""Graphs of static sizes as lines of JSON, and their tensors as safetensors.
 
-Reading one runs nothing that it names: calls are operators that torch knows, and tensors are data.
-`precompile.pack` has other graphs, too, for processes that trust each other: it is a pickle.
+Reading one runs nothing that it names: calls are operators that torch knows, or functions that the
+reader names, and tensors are data. `precompile.pack` has graphs of symbolic sizes, too, for torch's
+own files and for processes that trust each other: it is a pickle.
 
 | what | checked |
 |---|---|
@@ -12,34 +13,106 @@ Reading one runs nothing that it names: calls are operators that torch knows, an
 
 import dataclasses
 import functools
+import importlib
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._functorch._aot_autograd import descriptors
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 
 from dynamo_backends._torch_private.graphs import lazy_graph_module
-from dynamo_backends._torch_private.precompile import KEPT, mode_of_compilation
 from dynamo_backends._torch_private.tensors import is_lazy
 from dynamo_backends._torch_private.tracing import disable_current_modes
 
-_GRAPH, _CONSTANTS = "graph", "constants"
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"getitem": operator.getitem}
-"""What a functional graph calls besides operators."""
-
+_GRAPH, _CONSTANTS, _STRIDES = "graph", "constants", "strides"
 _SETTINGS = (torch.dtype, torch.layout, torch.memory_format)
-_DESCRIPTORS = (descriptors.AOTInput, descriptors.AOTOutput)
+_DESCRIPTORS = "torch._functorch._aot_autograd.descriptors"  # which imports torch._dynamo
 _PARTS = "."  # between the parts of an operator's name
+_OPS = ("placeholder", "call_function", "get_attr", "output")
 
 
 class UnserializableError(Exception):
     """A graph has something that this form cannot express; the message says what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Functions:
+    """What graphs call besides operators.
+
+    Attributes:
+        name_of: The name of a function; None: it has none.
+        named: The function of a name.
+        calls_methods: Whether graphs call methods of tensors, too.
+        plain: What is written in the place of a value.
+    """
+
+    name_of: Callable[[Any], str | None]
+    named: Callable[[str], Any]
+    calls_methods: bool = False
+    plain: Callable[[Any], Any] = lambda value: value
+
+
+def only(functions: Mapping[str, Callable[..., Any]]) -> Functions:
+    """Returns functions by their names, of graphs that call no others."""
+    return Functions({f: name for name, f in functions.items()}.get, functions.__getitem__)
+
+
+FUNCTIONAL = only({"getitem": operator.getitem})
+"""What a functional graph calls."""
+
+
+def graph_to_text(
+    graph: fx.Graph, functions: Functions = FUNCTIONAL, kept: Collection[str] = ()
+) -> str:
+    """Returns a graph as text: a line of JSON for each node.
+
+    Args:
+        graph: The graph.
+        functions: What it calls besides operators.
+        kept: Keys of the nodes' `meta` that are written.
+
+    Raises:
+        UnserializableError: A size is symbolic, or something has no name.
+    """
+    encode = _Encoder({node: i for i, node in enumerate(graph.nodes)}, functions)
+    nodes = []
+    for node in graph.nodes:
+        target = encode(node.target) if node.op == "call_function" else node.target
+        meta = {key: node.meta[key] for key in kept if key in node.meta}
+        lines = encode.shared(meta.pop("stack_trace", None))
+        arguments = encode(node.args), encode(dict(node.kwargs))
+        nodes.append([node.op, node.name, target, *arguments, lines, encode(meta)])
+    # One document each, so that a node is there when those after it name it.
+    return "\n".join(map(json.dumps, [list(encode.strings), *nodes]))
+
+
+def graph_from_text(text: str, functions: Functions = FUNCTIONAL) -> fx.Graph:
+    """Returns the graph that `graph_to_text` wrote; its fake tensors are of the mode in force.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: It is not what `graph_to_text` makes, or
+            has a name that is not known here.
+    """
+    strings, *lines = text.split("\n")
+    stack_traces = json.loads(strings)
+    graph, nodes = fx.Graph(), list[fx.Node]()
+    decode = json.JSONDecoder(object_hook=_decoder(nodes, functions)).decode
+    for line in lines:
+        op, name, target, args, kwargs, stack_trace, meta = decode(line)
+        _check_node(op, target, kwargs, functions)
+        node = graph.create_node(op, target, args, kwargs, name)
+        if node.name != name:
+            raise ValueError(f"{name!r} has become {node.name!r}")
+        node.meta.update(meta)
+        if stack_trace is not None:
+            node.meta["stack_trace"] = stack_traces[stack_trace]
+        nodes.append(node)
+    return graph
 
 
 def pack_static(gm: fx.GraphModule) -> dict[str, bytes]:
@@ -57,54 +130,34 @@ def pack_static(gm: fx.GraphModule) -> dict[str, bytes]:
         UnserializableError: A size is symbolic, or something is no tensor of numbers or has no
             name.
     """
-    encoder = _Encoder({node: i for i, node in enumerate(gm.graph.nodes)})
-    constants: dict[str, Any] = {}
-    nodes = []
-    for node in gm.graph.nodes:
-        if node.op == "get_attr":
-            constants[node.target] = getattr(gm, node.target, None)
-        target = encoder(node.target) if node.op == "call_function" else node.target
-        meta = {key: node.meta[key] for key in KEPT if key in node.meta}
-        lines = encoder.shared(meta.pop("stack_trace", None))
-        kwargs = encoder(dict(node.kwargs))
-        nodes.append([node.op, node.name, target, encoder(node.args), kwargs, lines, encoder(meta)])
-    strides, data = _pack_constants(constants)
-    # One document each, so that a node is there when those after it name it.
-    head = json.dumps([list(encoder.strings), strides])
-    return {_GRAPH: "\n".join([head, *map(json.dumps, nodes)]).encode(), _CONSTANTS: data}
+    from dynamo_backends._torch_private.precompile import KEPT
+
+    text = graph_to_text(gm.graph, kept=KEPT)
+    names = {node.target for node in gm.graph.nodes if node.op == "get_attr"}
+    strides, data = _pack_constants({name: getattr(gm, name, None) for name in sorted(names)})
+    return {_GRAPH: text.encode(), _CONSTANTS: data, _STRIDES: json.dumps(strides).encode()}
 
 
 def unpack_static(parts: Mapping[str, bytes]) -> fx.GraphModule:
     """The graph that was packed, with fake tensors of the mode in which torch compiles.
 
     Raises:
-        ValueError, KeyError, TypeError, AttributeError: It is not what `pack_static` makes, or has
-            a name that is not known here.
+        ValueError, KeyError, TypeError, AttributeError: See `graph_from_text`.
     """
-    head, *lines = parts[_GRAPH].decode().split("\n")
-    strings, strides = json.loads(head)
-    graph, nodes = fx.Graph(), list[fx.Node]()
-    decode = json.JSONDecoder(object_hook=_decoder(nodes)).decode
+    from dynamo_backends._torch_private.precompile import mode_of_compilation
+
     with mode_of_compilation():
-        for line in lines:
-            op, name, target, args, kwargs, stack_trace, meta = decode(line)
-            _check_node(op, target, kwargs)
-            node = graph.create_node(op, target, args, kwargs, name)
-            if node.name != name:
-                raise ValueError(f"{name!r} has become {node.name!r}")
-            node.meta.update(meta)
-            if stack_trace is not None:
-                node.meta["stack_trace"] = strings[stack_trace]
-            nodes.append(node)
+        graph = graph_from_text(parts[_GRAPH].decode())
     root = torch.nn.Module()
-    for name, constant in _unpack_constants(parts[_CONSTANTS], strides).items():
+    constants = _unpack_constants(parts[_CONSTANTS], json.loads(parts[_STRIDES]))
+    for name, constant in constants.items():
         root.register_buffer(name, constant)
     return lazy_graph_module(root, graph)
 
 
-def _check_node(op: str, target: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raises where a node is none of a functional graph, or has more than names in its code."""
-    if op not in ("placeholder", "call_function", "get_attr", "output"):
+def _check_node(op: str, target: Any, kwargs: Mapping[str, Any], functions: Functions) -> None:
+    """Raises where a node is none of such a graph, or has more than names in its code."""
+    if op not in _OPS and not (op == "call_method" and functions.calls_methods):
         raise ValueError(f"a node of a functional graph is no {op!r}")
     is_call = op == "call_function"
     if callable(target) is not is_call or not (is_call or str(target).isidentifier()):
@@ -150,13 +203,15 @@ class _Encoder:
 
     Args:
         places: Of the nodes in the graph.
+        functions: See `graph_to_text`.
 
     Attributes:
         strings: Long texts, each of which is written once, with their places.
     """
 
-    def __init__(self, places: Mapping[fx.Node, int]):
+    def __init__(self, places: Mapping[fx.Node, int], functions: Functions):
         self._places = places
+        self._functions = functions
         self.strings: dict[str, int] = {}
 
     def shared(self, text: str | None) -> int | None:
@@ -169,6 +224,7 @@ class _Encoder:
         Raises:
             UnserializableError: It has no form.
         """
+        value = self._functions.plain(value)
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -180,7 +236,7 @@ class _Encoder:
             return {"node": self._places[value]}
         if isinstance(value, list):
             return [self(item) for item in value]
-        if kind is tuple:
+        if kind in (tuple, torch.Size):
             return {"tuple": [self(item) for item in value]}
         if isinstance(value, dict):
             return {"dict": [[self(key), self(item)] for key, item in value.items()]}
@@ -200,18 +256,21 @@ class _Encoder:
             return {"device": str(value)}
         if value is ...:
             return {"ellipsis": None}
-        if isinstance(value, _DESCRIPTORS):
+        if type(value).__module__ == _DESCRIPTORS:
             fields = {f.name: self(getattr(value, f.name)) for f in dataclasses.fields(value)}
             return {"descriptor": [type(value).__name__, list(fields.items())]}
-        for name, function in _FUNCTIONS.items():
-            if value is function:
-                return {"function": name}
+        if callable(value) and (name := self._functions.name_of(value)) is not None:
+            return {"function": name}
         raise UnserializableError(f"a {type(value).__name__} in a graph of static sizes")
 
 
-def _decoder(nodes: list[fx.Node]) -> Callable[[dict[str, Any]], Any]:
+def _decoder(nodes: list[fx.Node], functions: Functions) -> Callable[[dict[str, Any]], Any]:
     """Returns what makes a value again of {kind: content}, whose content was made before."""
-    kinds: dict[str, Callable[[Any], Any]] = {**_DECODERS, "node": nodes.__getitem__}
+    kinds: dict[str, Callable[[Any], Any]] = {
+        **_DECODERS,
+        "node": nodes.__getitem__,
+        "function": functions.named,
+    }
 
     def decode(form: dict[str, Any]) -> Any:
         ((kind, content),) = form.items()
@@ -224,9 +283,12 @@ def _decoder(nodes: list[fx.Node]) -> Callable[[dict[str, Any]], Any]:
 def _operator(name: str) -> OpOverload:
     op: Any = torch.ops
     for part in name.split(_PARTS):
-        op = getattr(op, part)
+        op = getattr(op, part, None)
     if not isinstance(op, OpOverload):
-        raise TypeError(f"{name} is no operator")
+        raise TypeError(
+            f"the graph calls {name}, which is not registered in this process; import the package "
+            "that brings it"
+        )
     return op
 
 
@@ -239,9 +301,11 @@ def _setting(name: str) -> Any:
 
 
 def _descriptor(content: Any) -> Any:
+    descriptors = importlib.import_module(_DESCRIPTORS)
     name, fields = content
     kind = getattr(descriptors, name)
-    if not (isinstance(kind, type) and issubclass(kind, _DESCRIPTORS)):
+    kinds = descriptors.AOTInput, descriptors.AOTOutput
+    if not (isinstance(kind, type) and issubclass(kind, kinds)):
         raise TypeError(f"{name} is no descriptor")
     return kind(**dict(fields))
 
@@ -279,7 +343,6 @@ _DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "dict": dict,
     "slice": lambda ends: slice(*ends),
     "operator": _operator,
-    "function": _FUNCTIONS.__getitem__,
     "fake": _fake,
     "torch": _setting,
     "device": functools.cache(torch.device),

@@ -7,7 +7,6 @@ they can be imported; a graph that calls anything else cannot be written.
 import contextlib
 import importlib
 import json
-import math
 import operator
 import os
 import sys
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends._torch_private import packing
 from dynamo_backends.graph.tf32 import product_precision
 from dynamo_backends.workers.worker_process import environment
 
@@ -37,20 +37,16 @@ def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
     Raises:
         NotWritable: It cannot be written.
     """
-    nodes = list(captured.graph.nodes)
-    number = {node: i for i, node in enumerate(nodes)}
-    attributes: dict[str, Tensor] = {}
-    lines = []
-    for node in nodes:
-        if node.op == "get_attr":
-            attributes[str(node.target)] = _attribute(captured, str(node.target))
-        target = _function_name(node.target) if node.op == "call_function" else str(node.target)
-        args, kwargs = _encode(node.args, number), _encode(node.kwargs, number)
-        lines.append([node.op, node.name, target, args, kwargs])
+    names = {str(node.target) for node in captured.graph.find_nodes(op="get_attr")}
+    attributes = {name: _attribute(captured, name) for name in sorted(names)}
+    try:
+        graph = packing.graph_to_text(captured.graph, _FUNCTIONS)
+    except packing.UnserializableError as error:
+        raise NotWritable(f"the graph contains {error}") from error
     tensors = {str(i): v.detach() for i, v in enumerate(values) if isinstance(v, Tensor)}
     others = {str(i): v for i, v in enumerate(values) if not isinstance(v, Tensor)}
     grads = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.requires_grad]
-    head = {"nodes": lines, "values": others, "grads": grads, "inputs": len(values)}
+    head = {"graph": graph, "values": others, "grads": grads, "inputs": len(values)}
     (folder / _GRAPH).write_text(json.dumps(head), encoding="utf-8")
     torch.save({"inputs": tensors, "attributes": attributes}, folder / _TENSORS)
 
@@ -81,12 +77,7 @@ def read(folder: Path) -> tuple[fx.GraphModule, list[Any]]:
     root = torch.nn.Module()
     for name, tensor in tensors["attributes"].items():
         root.register_buffer(name, tensor)
-    graph = fx.Graph()
-    nodes: list[fx.Node] = []
-    for op, name, target, args, kwargs in head["nodes"]:
-        found: Any = _function(target) if op == "call_function" else target
-        made = graph.create_node(op, found, _decode(args, nodes), _decode(kwargs, nodes), name)
-        nodes.append(made)
+    graph = packing.graph_from_text(head["graph"], _FUNCTIONS)
     values = [
         tensors["inputs"].get(str(i), head["values"].get(str(i))) for i in range(head["inputs"])
     ]
@@ -103,8 +94,6 @@ def _attribute(captured: fx.GraphModule, name: str) -> Tensor:
 
 
 def _function_name(function: Callable[..., Any]) -> str:
-    if isinstance(function, torch._ops.OpOverload):
-        return f"torch.ops.{function}"
     try:
         name = private.function_name(function)
         found = _function(name)
@@ -126,59 +115,7 @@ def _function(name: str) -> Any:
     raise NotWritable(f"there is no function {name}")
 
 
-_SINGLE = {torch.dtype: "torch", torch.layout: "torch", torch.memory_format: "torch"}
-
-
-def _encode(value: Any, number: dict[fx.Node, int]) -> Any:
-    """JSON: plain values as they are, others as [kind, content]."""
-    value = private.concrete(value)
-    if isinstance(value, fx.Node):
-        return ["node", number[value]]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else ["float", repr(value)]
-    if isinstance(value, slice):
-        return ["slice", [_encode(v, number) for v in (value.start, value.stop, value.step)]]
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return [kind, [_encode(v, number) for v in value]]
-    if isinstance(value, dict):
-        return ["dict", [[k, _encode(v, number)] for k, v in value.items()]]
-    if type(value) in _SINGLE:
-        return ["torch", str(value).removeprefix("torch.")]
-    if isinstance(value, torch.device):
-        return ["device", str(value)]
-    if value is Ellipsis:
-        return ["ellipsis", None]
-    if callable(value):
-        return ["function", _function_name(value)]
-    raise NotWritable(f"the graph contains a {type(value).__name__}")
-
-
-def _decode(value: Any, nodes: list[fx.Node]) -> Any:
-    if not isinstance(value, list):
-        return value
-    kind, content = value
-    return _DECODERS[kind](content, nodes)
-
-
-def _sequence(content: Any, nodes: list[fx.Node]) -> list[Any]:
-    return [_decode(v, nodes) for v in content]
-
-
-_DECODERS: dict[str, Callable[[Any, list[fx.Node]], Any]] = {
-    "node": lambda content, nodes: nodes[content],
-    "float": lambda content, _: float(content),
-    "slice": lambda content, nodes: slice(*_sequence(content, nodes)),
-    "list": _sequence,
-    "tuple": lambda content, nodes: tuple(_sequence(content, nodes)),
-    "dict": lambda content, nodes: {k: _decode(v, nodes) for k, v in content},
-    "torch": lambda content, _: getattr(torch, content),
-    "device": lambda content, _: torch.device(content),
-    "ellipsis": lambda *_: Ellipsis,
-    "function": lambda content, _: _function(content),
-}
+_FUNCTIONS = packing.Functions(_function_name, _function, True, private.concrete)
 
 
 # The graph, as Dynamo captures it again.

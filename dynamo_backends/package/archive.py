@@ -28,7 +28,7 @@ from dynamo_backends.graph.layouts import ALIGNMENT
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.runtime.private_folder import open_file
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 _DIGEST = "manifest.sha256"
 

@@ -79,15 +79,6 @@ def check_target(target: str) -> None:
         )
 
 
-def named_target(target: Any) -> str | None:
-    """The name that `check_target` knows an operator by; None: it is no operator of torch's."""
-    if target is operator.getitem:
-        return "_operator.getitem"
-    if not isinstance(target, OpOverload):
-        return None
-    return f"torch.ops.{target}"
-
-
 def check_expression(text: str) -> None:
     """Checks the expression of a size, as sympy writes it for Python.
 

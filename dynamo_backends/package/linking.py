@@ -60,7 +60,7 @@ def to_dict(program: Any, mark_of: Callable[[Executable], str | None]) -> dict[s
 
 def _part(run: Any, mark_of: Callable[[Executable], str | None]) -> dict[str, Any] | None:
     if isinstance(run, EagerPart):
-        made = calls.to_dict(run.graph.module.graph)
+        made = calls.to_text(run.graph.module.graph)
         return None if made is None else {"calls": made}
     if not isinstance(run, Block):
         return None
@@ -105,7 +105,7 @@ def linked(
     for part, name in zip(parts, names, strict=True):
         run: Any
         if "calls" in part:
-            run = calls.from_dict(part["calls"])
+            run = calls.run_of(part["calls"])
         else:
             run = _block(part, weights, load, made, report)
         reads = pick(part["reads"])

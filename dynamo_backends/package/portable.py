@@ -1,9 +1,10 @@
 """The portable form: a functional graph of ATen calls with the names of its weights."""
 
 import ast
+import contextlib
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,35 +159,47 @@ def exported(
 
 
 def to_dict(made: Any) -> dict[str, Any]:
-    """Returns an exported program in types that JSON has.
+    """Returns an exported program, or a graph of static sizes, in types that JSON has.
 
     Raises:
         SaveError: It calls what is no operator, or has shapes that depend on guards.
     """
-    from dynamo_backends._torch_private.exported import program_to_dict
+    from dynamo_backends._torch_private.exported import graph_to_dict, program_to_dict
 
     try:
-        program = program_to_dict(made)
+        program = (graph_to_dict if isinstance(made, fx.GraphModule) else program_to_dict)(made)
         check_program(program)
     except PackageError as error:
-        raise SaveError(f"the model cannot be packaged: {error}") from error
+        raise SaveError(f"the graph cannot be saved: {error}") from error
     except Exception as error:
         raise SaveError(f"torch cannot serialize the graph: {brief_error(error)}") from error
     return program
 
 
 def from_dict(program: Mapping[str, Any]) -> Portable:
-    """Returns the graph from `to_dict`.
+    """Returns the graph of a model from `to_dict`.
 
     Raises:
         PackageError: It is damaged, or of a torch whose form this one cannot read.
     """
+    with _reading(program) as read:
+        return _portable(*read())
+
+
+def module_of(program: Mapping[str, Any]) -> fx.GraphModule:
+    """Returns a graph of static sizes from `to_dict`, with fake tensors. See `from_dict`."""
+    with _reading(program) as read:
+        module, _ = read()
+        return module
+
+
+@contextlib.contextmanager
+def _reading(program: Mapping[str, Any]) -> Iterator[Callable[[], tuple[fx.GraphModule, Any]]]:
     from dynamo_backends._torch_private.exported import program_from_dict
 
     try:
         check_program(program)
-        module, signature = program_from_dict(program)
-        return _portable(module, signature)
+        yield lambda: program_from_dict(program)
     except PackageError:
         raise
     except Exception as error:

@@ -217,7 +217,7 @@ class RankWatch:
         """Does what may wait for other ranks, beside this thread. See `together`."""
         if self._failed is not None:
             raise self._failed.with_traceback(None)
-        self._call = future = Future()
+        self._call = future = Future[Any]()
         self._calls.put((future, call))
         until = time.monotonic() + patience
         while not wait([future], BEAT).done:

@@ -10,7 +10,7 @@ from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.layouts import aligned
 from dynamo_backends.xla import _jaxlib
 
-PLATFORMS = ("cpu", "cuda", "tpu")
+PLATFORMS: tuple[str, ...] = ("cpu", "cuda", "tpu")
 """Those that jax knows."""
 
 

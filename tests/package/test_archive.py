@@ -144,14 +144,15 @@ def test_what_the_manifest_says_of_a_part_is_checked(
         dynamo_backends.load(written(tmp_path / "m.dbp", contents))
 
 
-def test_an_unknown_format_says_what_is_read(path: Path, tmp_path: Path):
+@pytest.mark.parametrize("number", [1, 99])
+def test_another_format_says_what_is_read(number: int, path: Path, tmp_path: Path):
     from dynamo_backends.package.archive import sha256
 
     contents = entries(path)
-    manifest = {**json.loads(contents["manifest.json"]), "format": 99}
+    manifest = {**json.loads(contents["manifest.json"]), "format": number}
     contents["manifest.json"] = json.dumps(manifest).encode()
     contents["manifest.sha256"] = sha256(contents["manifest.json"]).encode()
-    with pytest.raises(PackageError, match=r"has the format 99, .* reads 1"):
+    with pytest.raises(PackageError, match=rf"has the format {number}, .* reads 2; save it"):
         dynamo_backends.load(written(tmp_path / "m.dbp", contents))
 
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import dynamo_backends
 from dynamo_backends import PackageError
-from dynamo_backends.package.calls import decoded
+from dynamo_backends.package import calls
 from dynamo_backends.package.checks import check_expression, check_target
 
 
@@ -128,9 +129,27 @@ def test_a_manifest_that_does_not_fit_is_an_error(
         dynamo_backends.load(rewritten(packages("onnxrt"), change))
 
 
+CALLS = str(calls.call_to_text(torch.ops.aten.full.default, ([2], 1.0), {"dtype": torch.float32}))
+
+
 @pytest.mark.parametrize(
-    "argument", [{"value": [1]}, {"value": {"node": "x"}}, {"torch": "load"}, {"code": "1"}]
+    ("given", "instead"),
+    [
+        ('{"torch": "float32"}', '{"torch": "load"}'),
+        ('{"torch": "float32"}', '{"code": "1"}'),
+        ('{"torch": "float32"}', '{"node": "x"}'),
+        ('{"operator": "aten.full.default"}', '{"operator": "os.system.default"}'),
+        ('{"operator": "aten.full.default"}', '{"function": "eval"}'),
+    ],
 )
-def test_arguments_that_are_no_plain_values_are_refused(argument: Any):
-    with pytest.raises(PackageError, match="which no package has"):
-        decoded(argument, {})
+def test_a_small_graph_with_anything_else_is_refused(given: str, instead: str):
+    assert given in CALLS
+    assert torch.equal(calls.run_of(CALLS)(())[0], torch.ones(2))
+    with pytest.raises(PackageError, match="unusable"):
+        calls.module_of(CALLS.replace(given, instead))
+
+
+def test_a_small_graph_of_an_unknown_operator_says_what_to_do():
+    text = CALLS.replace("aten.full.default", "someones.fused.default")
+    with pytest.raises(PackageError, match="import the package that brings it"):
+        calls.module_of(text)

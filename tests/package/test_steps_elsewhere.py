@@ -12,7 +12,7 @@ import torch
 from dynamo_backends import FallbackRefusedError, PackageError, SaveError, load_step
 from dynamo_backends.interface.backend import Availability
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.package.steps.inner import inner_of
+from dynamo_backends.package.steps.described import inner_of
 from tests.bench.programs import ROOT
 from tests.package.trained_steps import Training, batches, go_on, is_same, plain, simple, update
 

@@ -1,6 +1,5 @@
 """Tensors to XLA buffers and back; devices that cannot address torch's memory."""
 
-import dataclasses
 import os
 import threading
 from collections.abc import Callable
@@ -94,10 +93,9 @@ def test_a_program_runs_on_a_device_that_needs_copies(monkeypatch: pytest.Monkey
     monkeypatch.setitem(device_values._homes, device.name, device)  # as `open_device` does
     compiled = compile_graph(
         captured(lambda x, y: ((x @ y).transpose(0, 1), x > 0), torch.ones(2, 3), torch.ones(3, 4)),
-        dataclasses.replace(device, platform="cpu"),
-        LoweringOptions(platform="cpu", matmul_precision="highest", channels_last=True),
+        device,
+        LoweringOptions(platform=device.platform, matmul_precision="highest"),
     )
-    compiled._device = device
     run, copied = compiled.bind(())
     assert not copied
     x, y = torch.randn(2, 3), torch.randn(3, 4)

@@ -1,5 +1,5 @@
 """Packages of training steps.
 
-`saving` writes one and `loading` reads it; `template` describes nested values, `described` has what
-the file says, and `loaded` what `load_step` returns.
+`saving` writes one and `loading` reads it, `described` is what the file says, and `loaded` what
+`load_step` returns.
 """

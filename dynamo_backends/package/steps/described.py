@@ -6,18 +6,45 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from dynamo_backends.aot.step.program.scalars import CONVERSIONS
 from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.position_checks import InputCheck
-from dynamo_backends.graph.random import draw
-from dynamo_backends.interface.errors import PackageError
+from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.errors import PackageError, SaveError
+from dynamo_backends.interface.options import Options
+from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.package import calls as graphs
 from dynamo_backends.package.linking import without_calls
+from dynamo_backends.package.portable import module_of
 from dynamo_backends.package.spec import Spec
+from dynamo_backends.package.structure import decoded
 
-_METHODS = frozenset(("bernoulli_", "exponential_", "normal_", "random_", "uniform_"))
+_CALL_BY_CALL = ("eager", "aot_eager")
+_WITH_THEIR_OWN = ("inductor", "autotune")
+
+
+def inner_of(name: str) -> Backend | None:
+    """Returns the backend of that name; None: the graph runs call by call.
+
+    Raises:
+        SaveError: Its steps have more than a graph.
+        UnknownBackendError: There is none.
+    """
+    if name in _CALL_BY_CALL:
+        return None
+    if name in _WITH_THEIR_OWN:
+        raise SaveError(
+            f"steps of {name} cannot be saved: they have more than one program. Compile the step "
+            'with backend="openxla" or "aot_eager".'
+        )
+    return get_backend(name)
+
+
+def parsed(backend: Backend, options: Mapping[str, Any]) -> Options:
+    """Returns the options of a manifest."""
+    return backend.Options.parse(decoded(options), backend.name)
 
 
 @dataclass(frozen=True)
@@ -29,7 +56,7 @@ class Described:
         calls: How it is called, for people.
         inputs: Of the graph.
         values: What its inputs are like, then its outputs.
-        graph: Its calls, see `calls.to_dict`.
+        graph: See `portable.to_dict`.
         slots: What lives from step to step, by names for people.
         gradients: How many inputs after these stand for gradients, which it does not read.
         constants: How many tensors the graph owns.
@@ -40,7 +67,7 @@ class Described:
         states: Templates of the state_dicts of "model" and "optimizer".
         batch_count: How many tensors are in it.
         answers: What the step was told of its numbers.
-        drawers: Each draws one tensor of random numbers.
+        drawers: Each draws one tensor of random numbers, of no inputs.
         before: What is checked before a step (see `PositionChecks`).
         flag: Which of its outputs says that positions are out of range.
     """
@@ -60,7 +87,7 @@ class Described:
     results: Mapping[str, Any]
     states: Mapping[str, Sequence[Mapping[str, Any]]]
     answers: Mapping[str, Any] | None
-    drawers: Sequence[Callable[[], Tensor]]
+    drawers: Sequence[Callable[[Sequence[Any]], Sequence[Any]]]
     before: InputCheck | None = None
     flag: int | None = None
 
@@ -81,14 +108,15 @@ class Described:
             tuple(name for name, _ in step["numbers"]), step["batch"]["template"],
             step["batch"]["tensors"], step["results"],
             {"model": step["models"], "optimizer": step["optimizers"]}, step["answers"],
-            tuple(map(_drawer, step["draws"])),
+            tuple(map(graphs.run_of, step["draws"])),
             *graphs.checks_from_dict(step["checks"]),
         )  # fmt: skip
         made._check_counts()
         return made
 
     def _check_counts(self) -> None:
-        inputs, results = len(self.graph["inputs"]), len(self.graph["results"])
+        graph = self.graph["graph_module"]["graph"]
+        inputs, results = len(graph["inputs"]), len(graph["outputs"])
         parts = self._first_of_batch + self.batch_count + self.constants + len(self.drawers)
         updates = [x.updated_by for x in self.inputs if x.updated_by is not None]
         right = parts == inputs == len(self.inputs) and inputs + results == len(self.values)
@@ -129,7 +157,7 @@ class Described:
     def targets(self) -> list[str]:
         """The operators that the graph calls."""
         prefix = "torch.ops."
-        names = (call["target"] for call in self.graph["calls"])
+        names = (node["target"] for node in self.graph["graph_module"]["graph"]["nodes"])
         return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
     def without_calls(self) -> Graph:
@@ -144,18 +172,11 @@ class Described:
         Raises:
             PackageError: It calls what is no operator, or its results are others than it says.
         """
-        from dynamo_backends._torch_private import FakeTensorMode
-        from dynamo_backends.graph.propagate import propagate
-
-        module = graphs.module_of(self.graph)
-        graph = Graph(module, "step", self.inputs)
-        with FakeTensorMode(), torch.no_grad():
-            for place, spec in zip(graph.placeholders, self.values, strict=False):
-                place.meta["val"] = spec.empty()
-            propagate(graph)
+        module = module_of(self.graph)
+        places = module.graph.find_nodes(op="placeholder")
         inputs = tuple(
             Input(place.name, x.role, updated_by=x.updated_by)
-            for place, x in zip(graph.placeholders, self.inputs, strict=True)
+            for place, x in zip(places, self.inputs, strict=True)
         )
         return Graph(module, "step", inputs)
 
@@ -165,7 +186,7 @@ class Described:
         Raises:
             PackageError: They are others than the graph reads, as under another default dtype.
         """
-        drawn = [draws() for draws in self.drawers]
+        drawn = [tensor for draws in self.drawers for tensor in draws(())]
         specs = self.values[len(self.inputs) - len(drawn) : len(self.inputs)]
         for tensor, spec in zip(drawn, specs, strict=True):
             if (tensor.dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
@@ -178,7 +199,7 @@ class Described:
     @functools.cached_property
     def _terms(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
         assert self.answers is not None
-        return graphs.from_dict(self.answers["calls"])
+        return graphs.run_of(self.answers["calls"])
 
     def check(self, numbers: Sequence[float]) -> None:
         """Checks that the step computes with these numbers what the function would.
@@ -202,15 +223,3 @@ class Described:
         """Returns what a number is called, for people."""
         names = self.number_names
         return names[number] if number < len(names) else "an argument"
-
-
-def _drawer(given: Mapping[str, Any]) -> Callable[[], Tensor]:
-    nodes: dict[str, fx.Node] = {}
-    args = [graphs.decoded(x, nodes) for x in given["args"]]
-    kwargs = {key: graphs.decoded(x, nodes) for key, x in given["kwargs"].items()}
-    if given["target"] == "draw":
-        if args[0] not in _METHODS:
-            raise PackageError(f"the step draws by {args[0]!r}, which no file has")
-        return lambda: draw(*args, **kwargs)
-    target: Callable[..., Tensor] = graphs.target_of(given["target"])
-    return lambda: target(*args, **kwargs)

@@ -15,7 +15,7 @@ from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.steps.described import Described
-from dynamo_backends.package.steps.template import NUMBER, OUTPUT, TENSOR, Found, filled, matched
+from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, Found, decoded, matched
 from dynamo_backends.runtime.position_checks import OutsideInputs
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class LoadedStep:
             TENSOR: lambda i: self._tensors[i].clone(),
             NUMBER: numbers.__getitem__,
         }
-        return filled(described.results, lambda kind, i: sources[kind](i))
+        return decoded(described.results, lambda kind, i: sources[kind](i))
 
     def _arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -204,7 +204,7 @@ class LoadedStep:
             TENSOR: lambda i: self._tensors[i].clone(),
             NUMBER: self._numbers.__getitem__,
         }
-        return filled(node, lambda kind, i: sources[kind](i))
+        return decoded(node, lambda kind, i: sources[kind](i))
 
     def _take(self, found: Sequence[Found]) -> None:
         """Sets tensors and numbers, after all were checked."""

@@ -30,8 +30,7 @@ from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.package.archive import Archive
 from dynamo_backends.package.loading import GRAPH, STEP, read_weights
 from dynamo_backends.package.machine import described, differences
-from dynamo_backends.package.steps.described import Described
-from dynamo_backends.package.steps.inner import inner_of, parsed
+from dynamo_backends.package.steps.described import Described, inner_of, parsed
 from dynamo_backends.package.steps.loaded import LoadedStep
 from dynamo_backends.package.structure import decoded
 

@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,15 @@ from dynamo_backends.aot.step.program.scalars import CONVERSIONS, Answer, Term
 from dynamo_backends.aot.step.saving import Result, Snapshot
 from dynamo_backends.aot.step.state.arguments import is_simple
 from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
-from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.random import draw
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import PackageError, SaveError
-from dynamo_backends.package import archive, calls
+from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.package import archive, calls, portable
 from dynamo_backends.package import weights as stored
-from dynamo_backends.package.checks import named_target
 from dynamo_backends.package.loading import GRAPH, STEP, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.spec import Spec
-from dynamo_backends.package.steps.inner import inner_of, parsed
-from dynamo_backends.package.steps.template import NUMBER, OUTPUT, TENSOR, made
-from dynamo_backends.package.structure import encoded
+from dynamo_backends.package.steps.described import inner_of, parsed
+from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, encoded
 
 
 def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
@@ -69,7 +65,7 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
         "calls": _called(step),
         "step": _contents(step),
     }
-    graph = json.dumps(_graph(step.graph)).encode()
+    graph = json.dumps(portable.to_dict(step.graph.module)).encode()
     parts = {names[part]: executable[part] for part in executable}
     archive.write(path, manifest, {GRAPH: graph, WEIGHTS: content, **parts})
 
@@ -81,15 +77,6 @@ def _executable(
         return step.program.dump() or {}
     given = parsed(inner, options)
     return parts_of_step(inner, given, inner.plan(step.graph, given), step.graph)
-
-
-def _graph(graph: Graph) -> dict[str, Any]:
-    found = calls.to_dict(graph.module.graph)
-    if found is not None:
-        return found
-    strange = next((n for n in graph.calls if named_target(n.target) is None), None)
-    what = "a call or a result" if strange is None else str(strange.target)
-    raise SaveError(f"the step cannot be saved: {what} has no form in a file.")
 
 
 def _contents(step: Snapshot) -> dict[str, Any]:
@@ -105,7 +92,7 @@ def _contents(step: Snapshot) -> dict[str, Any]:
         "gradients": len(step.recording.gradient_slots),
         "constants": len(step.constants),
         "numbers": [[name, value] for name, value in zip(names, numbers, strict=True)],
-        "draws": [_draw(*call) for call in step.draws.calls],
+        "draws": list(_draws(step)),
         "answers": _answers(step, numbers),
         "batch": _batch(step),
         "results": _results(step),
@@ -138,17 +125,15 @@ def _numbers(step: Snapshot) -> tuple[list[float], list[str]]:
     return values, names
 
 
-def _draw(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    name = "draw" if target is draw else named_target(target)
-    try:
-        if name is not None:
-            given = {key: calls.encoded(x) for key, x in kwargs.items()}
-            return {"target": name, "args": [calls.encoded(x) for x in args], "kwargs": given}
-    except PackageError:
-        name = None
-    raise SaveError(
-        f"the step draws by {target}, with arguments that a file cannot hold; leave out generator=."
-    )
+def _draws(step: Snapshot) -> Iterator[str]:
+    for target, args, kwargs in step.draws.calls:
+        text = calls.call_to_text(target, args, kwargs)
+        if text is None:
+            raise SaveError(
+                f"the step draws by {target}, with arguments that a file cannot hold; leave out "
+                "generator=."
+            )
+        yield text
 
 
 def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
@@ -159,13 +144,15 @@ def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
     module = make_fx(lambda given: _terms(answers, given), None)(
         torch.tensor(numbers, dtype=torch.float64)
     )
-    graph = Graph(module, "inference", (Input("numbers", Role.HYPERPARAMETERS),))
     names = {convert: name for name, convert in CONVERSIONS.items()}
     checks = [
         [names[a.convert], a.value, sorted({leaf.index for leaf in a.term.leaves()})]
         for a in answers
     ]
-    return {"calls": _graph(graph), "checks": checks}
+    text = calls.to_text(module.graph)
+    if text is None:
+        raise SaveError("the step cannot be saved: what it asks of numbers has no form in a file.")
+    return {"calls": text, "checks": checks}
 
 
 def _terms(answers: Sequence[Answer], numbers: Tensor) -> list[Tensor]:
@@ -190,12 +177,12 @@ def _batch(step: Snapshot) -> dict[str, Any]:
                 f"the step takes a {type(leaf).__qualname__}, which a file cannot hold."
             )
     call = pytree.tree_unflatten(leaves, step.batch.outer)
-    return {"template": made(call, _place, "arguments"), "tensors": tensors}
+    return {"template": encoded(call, "arguments", _place), "tensors": tensors}
 
 
 def _results(step: Snapshot) -> dict[str, Any]:
     leaves = [_result(result) for result in step.results]
-    return made(pytree.tree_unflatten(leaves, step.spec), _place, "a result")
+    return encoded(pytree.tree_unflatten(leaves, step.spec), "a result", _place)
 
 
 def _result(result: Result) -> Any:
@@ -231,7 +218,7 @@ def _state_of(step: Snapshot, state: Any, what: str) -> dict[str, Any]:
             )
         return {TENSOR: slots[id(value)]}
 
-    return made(state, place_of, what)
+    return encoded(state, what, place_of)
 
 
 def _optimizers(step: Snapshot) -> list[dict[str, Any]]:

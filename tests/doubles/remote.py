@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jax._src.interpreters import mlir
 from torch import Tensor
 
 from dynamo_backends.xla import _jaxlib, platforms, runtime
@@ -137,6 +138,7 @@ def _add_platform() -> None:
         return _open(index) if platform == PLATFORM else opened(platform, index)
 
     runtime._open = open_any
+    mlir._platforms_with_donation.append(PLATFORM)
     platforms.PLATFORMS = (*platforms.PLATFORMS, PLATFORM)
 
 

@@ -1,10 +1,13 @@
 """The texts of errors: what was given, what is valid, what to do."""
 
 import importlib
+import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import dynamo_backends
 from dynamo_backends import (
@@ -22,11 +25,62 @@ def compile_with(**options: object) -> None:
 
 
 def cause(info: pytest.ExceptionInfo[BaseException]) -> BaseException:
-    """The error itself; Dynamo wraps what a backend raises."""
+    """The error as the backend raised it."""
     error = info.value
     while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
         error = inner
     return error
+
+
+def svd(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.svd(x).S
+
+
+CALLS: dict[type[Exception], tuple[Any, dict[str, Any]]] = {
+    OptionError: (nn.Linear(2, 2), {"backend": "openxla", "options": {"verfy": "off"}}),
+    FallbackRefusedError: (svd, {"backend": "onnxrt", "options": {"fallback": "error"}}),
+    BackendUnavailableError: (nn.Linear(2, 2), {"backend": "tensorrt"}),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("way", ["torch.compile", "compiler", "optimize", "explain"])
+def test_an_error_is_caught_by_its_class_where_a_compiled_function_is_called(
+    kind: type[Exception], way: str
+):
+    tensorrt = dynamo_backends.get_backend("tensorrt")
+    if kind is BackendUnavailableError and tensorrt.availability().usable:
+        pytest.skip("TensorRT can run here")
+    function, given = CALLS[kind]
+    options = given.get("options", {})
+    call = {
+        "torch.compile": lambda x: torch.compile(function, **given)(x),
+        "compiler": lambda x: torch.compile(
+            function, backend=dynamo_backends.compiler(given["backend"], **options)
+        )(x),
+        "optimize": lambda x: dynamo_backends.optimize(given["backend"], options=options)(function)(
+            x
+        ),
+        "explain": lambda x: dynamo_backends.explain(function, x, **given),
+    }[way]
+    with torch.no_grad(), pytest.raises(kind) as info:
+        call(torch.ones(2, 2))
+    assert type(info.value).__name__ == kind.__name__
+    copied = pickle.loads(pickle.dumps(info.value))
+    assert type(copied) is kind
+    assert str(copied) in str(info.value)
+
+
+def test_who_catches_torchs_class_catches_ours_and_sees_their_own_lines_first():
+    with pytest.raises(BackendCompilerFailed) as info:
+        compile_with(verfy="off")
+    assert isinstance(info.value.inner_exception, OptionError)
+    ours = [entry for entry in info.traceback if "/dynamo_backends/" in str(entry.path)]
+    assert [entry.name for entry in ours] == ["__call__"]
+    assert info.traceback[-1].path == ours[0].path
+    with torch._dynamo.config.patch(verbose=True), pytest.raises(OptionError) as info:
+        compile_with(verfy="off")
+    assert "parse" in [entry.name for entry in info.traceback]
 
 
 def test_jax_missing(monkeypatch: pytest.MonkeyPatch):
@@ -36,20 +90,18 @@ def test_jax_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda n, *a: None if n.startswith("jax") else find(n, *a)
     )
-    with pytest.raises(Exception) as info:  # noqa: PT011
+    with pytest.raises(BackendUnavailableError) as info:
         compile_with()
     error = cause(info)
-    assert isinstance(error, BackendUnavailableError)
     assert "jax and jaxlib are not installed" in str(error)
     assert "pip install 'dynamo-backends[xla]'" in str(error)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
 def test_a_device_that_is_absent():
-    with pytest.raises(Exception) as info:  # noqa: PT011
+    with pytest.raises(DeviceError) as info:
         compile_with(device="cuda")
     error = cause(info)
-    assert isinstance(error, DeviceError)
     assert "device='cuda' was asked for, but jax has no CUDA plugin here" in str(error)
     assert "pip install 'jax[cuda13]'" in str(error)
 

@@ -68,6 +68,7 @@ from dynamo_backends._torch_private.dynamo import (
     is_capturing,
     is_profiled,
     lookup_backend,
+    raised_through_dynamo,
     same,
     trace_artifact,
     without_captures,

@@ -5,6 +5,7 @@
 | `torch._dynamo.lookup_backend` | 2.11+ |
 | `torch._dynamo.utils`: `same`, `counters` | 2.11+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
+| `torch._dynamo.exc.BackendCompilerFailed`, which passes | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._dynamo.convert_frame.compile_lock`, an `RLock` | 2.13.0 |
 | `torch._disable_dynamo`, which imports `torch._dynamo` at the first call | 2.13.0 |
 | `torch._dynamo.callback_handler.__pending_callbacks_counter` | 2.13.0 |
@@ -12,10 +13,12 @@
 """
 
 import contextlib
+import functools
 import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 from torch._compile import _disable_dynamo as hidden_from_dynamo  # noqa: F401
@@ -79,6 +82,46 @@ def dynamo_control_flow() -> tuple[type[Exception], ...]:
     from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
     return RestartAnalysis, SkipFrame
+
+
+def raised_through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
+    """Returns an error of a backend that Dynamo raises as it is.
+
+    Dynamo wraps what a backend raises in `BackendCompilerFailed`, and lets errors pass that are of
+    that class. The result is of that class and of the error's own, so that both can be caught.
+    Its traceback has no frames of this package, unless `TORCHDYNAMO_VERBOSE=1` asks for all.
+
+    Args:
+        error: What the backend raised.
+        frame: Where the traceback that users see begins, below their own frames.
+    """
+    from torch._dynamo import config
+
+    own: Any = type(error)
+    kind = _passing(own)
+    passing: Any = kind.__new__(kind)
+    passing.__dict__.update(error.__dict__)
+    passing.args = error.args
+    passing.backend_name = getattr(error, "backend_name", "")
+    passing.inner_exception = error
+    passing.first_useful_frame = frame
+    passing.__cause__, passing.__suppress_context__ = error.__cause__, True
+    found: Exception = passing.with_traceback(error.__traceback__ if config.verbose else None)
+    return found
+
+
+@functools.cache
+def _passing(kind: Any) -> Any:
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    names = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "__str__": kind.__str__,
+        "__reduce__": lambda self: self.inner_exception.__reduce__(),
+    }
+    return type(kind.__name__, (kind, BackendCompilerFailed), names)
 
 
 def captured_arguments() -> tuple[tuple[str, ...], str, str]:

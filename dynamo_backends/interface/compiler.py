@@ -1,12 +1,14 @@
 """Compiler objects: a backend with options set, as `torch.compile(backend=...)` takes it."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dynamo_backends import _torch_private as private
 from dynamo_backends._autoload import check_first_calls
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface import captures
-from dynamo_backends.interface.errors import OptionError
+from dynamo_backends.interface.errors import DynamoBackendsError, OptionError
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend, is_backend, load
 
@@ -67,7 +69,21 @@ class Compiler:
         Raises:
             OptionError: An option is wrong, or a `mode` was given that is not in `IDLE_MODES`:
                 modes are Inductor's.
+            DynamoBackendsError: The graph is not compiled, and the user has to change something.
+                Users catch it by its class, for Dynamo lets it pass.
         """
+        try:
+            return self._compile(captured, example_inputs, options, mode)
+        except DynamoBackendsError as error:
+            raise private.raised_through_dynamo(error, sys._getframe()) from error.__cause__
+
+    def _compile(
+        self,
+        captured: Any,
+        example_inputs: Sequence[Any],
+        options: Mapping[str, Any] | None,
+        mode: str | None,
+    ) -> Callable[..., Any]:
         if mode not in IDLE_MODES:
             raise OptionError(
                 f"{self.name} has no modes; mode={mode!r} is one of Inductor's. "

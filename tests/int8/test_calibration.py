@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import BackendCompilerFailed
 
 import dynamo_backends
-from dynamo_backends import OptionError, compiler
+from dynamo_backends import FallbackRefusedError, OptionError, compiler
 from dynamo_backends.int8.calibration import Arguments, Calibration, split
 from tests.int8.planted import Net, batches, net
 
@@ -119,10 +118,10 @@ def test_modules_of_torchs_own_are_called_with_any_arguments():
 @pytest.mark.parametrize("backend", ["planted_int8", "autotune"])
 def test_an_argument_that_is_missing_is_an_error(backend: str):
     more = {"candidates": ["planted_int8"]} if backend == "autotune" else {}
-    with pytest.raises(BackendCompilerFailed) as raised:
+    with pytest.raises(OptionError) as raised:
         run(Sum(), batches()[0], SHIFT, calibration=batches(), backend=backend, **more)
     text = str(raised.value)
-    assert "OptionError: batch 0 of calibration has no 'shift', which the model reads" in text
+    assert "batch 0 of calibration has no 'shift', which the model reads" in text
     assert "it has 1 in order" in text
 
 
@@ -145,7 +144,7 @@ def test_without_batches_of_a_graphs_sizes_it_runs_in_eager():
 
 @pytest.mark.usefixtures("plant")
 def test_it_is_raised_where_eager_is_refused():
-    with pytest.raises(BackendCompilerFailed, match=r"FallbackRefusedError: .*0 of 6 batches"):
+    with pytest.raises(FallbackRefusedError, match="0 of 6 batches"):
         run(net(), torch.rand(7, 64), calibration=batches(), fallback="error")
 
 

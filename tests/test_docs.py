@@ -94,22 +94,29 @@ def test_links_lead_somewhere_and_every_page_is_in_the_navigation():
     assert broken == []
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     on_site = {str(p.relative_to(ROOT / "docs")) for p in PAGES[1:]}
-    records = {name for name in on_site if re.match(r"decisions/\d", name)}
+    records = {name for name in on_site if name.startswith("decisions/")} - {"decisions/index.md"}
     assert set(re.findall(r"([\w./-]+\.md)$", nav, re.MULTILINE)) == on_site - records
 
 
-def test_the_index_of_decisions_has_them_all_in_order():
+def test_the_index_of_decisions_has_each_record_once_with_its_title():
     folder = ROOT / "docs" / "decisions"
-    records = sorted(path.name for path in folder.glob("[0-9]*.md"))
-    listed = re.findall(
-        r"^- \[(\d+)\]\((\S+)\) (.+)$", (folder / "index.md").read_text("utf-8"), re.M
+    index = (folder / "index.md").read_text("utf-8")
+    listed = re.findall(r"^\| \[(.+?)\]\((\S+)\) \| .+\? \|$", index, re.M)
+    assert sorted(name for _, name in listed) == sorted(
+        path.name for path in folder.glob("*.md") if path.name != "index.md"
     )
-    assert [name for _, name, _ in listed] == records
-    for place, (number, name, title) in enumerate(listed, start=1):
-        text = (folder / name).read_text(encoding="utf-8")
-        assert number == name[:3] == f"{place:03}"
-        assert text.startswith(f"# {title}\n")
-        assert re.findall("^## (.+)$", text, re.M) == ["Context", "Decision", "Consequences"]
+    for title, name in listed:
+        assert (folder / name).read_text("utf-8").startswith(f"# {title}\n\nStatus: "), name
+
+
+def test_records_of_decisions_are_short_and_name_modules_that_exist():
+    for path in (ROOT / "docs" / "decisions").glob("*.md"):
+        text = path.read_text("utf-8")
+        assert len(text.split()) <= 1300, path.name
+        modules = re.findall(r"`(?:python )?((?:[a-z_]+/)+[a-z_]+\.py)", text)
+        assert {
+            m for m in modules if not any((at / m).is_file() for at in (ROOT, PACKAGE))
+        } == set()
 
 
 def said(tree: ast.AST) -> Iterator[str]:

@@ -3,7 +3,8 @@
 A lower priority does not do. It decides about shares of time, not about places: a thread that wakes
 up in the middle of a call is put where it ran before, beside another thread of that call, although
 the other processor has nothing to run but a nice process. Calls of ResNet-18 in eager took 1.3
-times as long while another process with a niceness of 10 tuned (docs/decisions/049-turns.md).
+times as long while another process with a niceness of 10 tuned
+(docs/decisions/background-processes.md).
 
 Where calls leave no time at all it is not stopped: a loop without pauses is not waiting for a
 request, gains by what is being compiled, and would not get it for a long time.

@@ -26,6 +26,7 @@ from dynamo_backends.workers.stopped_time import StoppedTime
 _KEPT = 0.9  # of what is known of earlier calls, at each call
 _LEAST_PAUSES = 0.05  # of the time; with less, nobody is stopped
 _SHORT_S = 5e-4  # two signals are a part of a shorter call
+_LONGEST_S = 2.0  # of a stop: the process may hold a lock that the call waits for
 
 
 class Turns:
@@ -105,10 +106,19 @@ class Turns:
         """The group has nothing to do any more, or is about to end; it goes on if it is stopped."""
         with self._lock:
             self._others.pop(group, None)
-            stopped = self._stopped.pop(group, None)
-            if stopped is not None:
-                stopped.add(self._clock() - self._stopped_at)
-                self._signal("SIGCONT", [group])
+            self._resume(group)
+
+    def release(self, group: int) -> None:
+        """Lets a group go on that has been stopped for long, though the call is not over."""
+        with self._lock:
+            if self._clock() - self._stopped_at > _LONGEST_S:
+                self._resume(group)
+
+    def _resume(self, group: int) -> None:
+        stopped = self._stopped.pop(group, None)
+        if stopped is not None:
+            stopped.add(self._clock() - self._stopped_at)
+            self._signal("SIGCONT", [group])
 
     def stopped_s(self, group: int) -> float:
         """Seconds for which a group has been stopped so far."""

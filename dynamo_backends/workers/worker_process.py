@@ -200,10 +200,11 @@ class WorkerProcess:
                 passed_s = time.monotonic() - start - (turns.stopped_s(pid) - stopped_s)
                 left_s = max(limit_s - passed_s, 0.0)
             wait_s = left_s
-            if self._memory_bytes is not None:
+            if self._memory_bytes is not None or self._stopped is not None:
                 wait_s = _LOOK_S if left_s is None else min(left_s, _LOOK_S)
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=wait_s)
+            turns.release(pid)
             if left_s is not None and left_s < _LEAST_WAIT_S:
                 raise Lost(f"it took more than {limit_s:g} s", limit="time")
             if self._memory_bytes is not None and (used := tree_bytes(pid)) > self._memory_bytes:

@@ -123,6 +123,51 @@ def test_who_has_done_its_work_in_a_call_goes_on(monkeypatch: pytest.MonkeyPatch
     assert planned.call(0.1, pause=0.1) == [], "it has nothing to do"
 
 
+def test_a_process_is_not_stopped_for_long(monkeypatch: pytest.MonkeyPatch):
+    """It may hold a lock that the call waits for."""
+    planned = Planned(monkeypatch)
+    planned.call(0.1, pause=0.1)
+    planned.now += 0.1
+    planned.turns.begins(1)
+    planned.now += 1.9
+    planned.turns.release(7)
+    assert planned.sent[-1] == (7, STOP)
+    planned.now += 0.2
+    planned.turns.release(7)
+    assert planned.sent[-1] == (7, GO_ON)
+    sent = len(planned.sent)
+    planned.now += 60
+    planned.turns.release(7)
+    planned.turns.ends(1)
+    assert len(planned.sent) == sent
+    assert planned.stopped.seconds == pytest.approx(2.1)
+    assert planned.call(0.1, pause=60.0) == [STOP, GO_ON], "the next call stops it again"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals stop processes of Linux")
+def test_a_call_that_waits_for_the_process_ends(taken: Turns):
+    with Working() as process:
+        process.ask({"seconds": 0.0}, 60)
+        answers: list[float] = []
+        work = threading.Thread(
+            target=lambda: answers.append(process.ask({"seconds": 0.5}, 60)["took"])
+        )
+        for _ in range(3):  # so that there are calls, and pauses between them
+            taken.begins(1)
+            time.sleep(0.02)
+            taken.ends(1)
+            time.sleep(0.02)
+        work.start()
+        while not taken.are_taken:
+            time.sleep(0.001)
+        taken.begins(1)
+        assert taken._stopped
+        work.join(60)  # inside of the call
+        assert not work.is_alive()
+        taken.ends(1)
+    assert answers
+
+
 def test_with_room_for_both_nobody_is_stopped(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     planned = Planned(monkeypatch, processors=5)

@@ -95,7 +95,7 @@ def save(model: str, backend: str, path: str) -> int:
         transformers = import_transformers()
         made = transformers.BertModel(transformers.BertConfig())
     args, kwargs = inputs(model)
-    dynamo_backends.save(path, made.eval(), args, kwargs, backend=backend)
+    dynamo_backends.save(made.eval(), path, args, kwargs, backend=backend)
     harness.hand_back(saved=path)
     return 0
 

@@ -57,7 +57,7 @@ What next:
 - More time may find more: torch.compile(model, backend="autotune", options={"budget_s": 600})
 - Without waiting: options={"mode": "background"} tunes in another process while calls run.
 - `dynamo-backends explain hf:bert --backend autotune` shows what becomes of a model, and why.
-- dynamo_backends.save("model.dbp", model, inputs, backend="autotune") makes one file of a model,
+- dynamo_backends.save(model, "model.dbp", inputs, backend="autotune") makes one file of a model,
   which starts in seconds; examples/serve.py serves one.
 - docs/start.md and docs/choosing.md say how to go on."""
 

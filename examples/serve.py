@@ -335,8 +335,8 @@ def save(path: str, backend: str) -> None:
     tokens = torch.export.Dim("tokens", min=TOKENS[0], max=TOKENS[1])
     rows = torch.export.Dim("rows", min=2, max=SENTENCES + 1)
     dynamo_backends.save(
-        path,
         encoder(),
+        path,
         packed([[1] * 9, [1] * 7, [1] * 21]),
         dynamic_shapes=({0: tokens}, {0: tokens}, {0: tokens, 1: tokens}, {0: rows, 1: tokens}),
         backend=backend,

@@ -63,7 +63,7 @@ def package(tmp_path: Path) -> tuple[Path, Tensor, Tensor]:
     """Path of a package, an input, and the result for it."""
     model, x = mlp(), torch.randn(3, 6)
     path = tmp_path / "model.dbp"
-    dynamo_backends.save(path, model, (x,), backend=usable("openxla"))
+    dynamo_backends.save(model, path, (x,), backend=usable("openxla"))
     with torch.no_grad():
         return path, x, model(x)
 
@@ -98,7 +98,7 @@ def test_a_pickle_is_of_one_package(
     assert len(data) < 1000
     monkeypatch.chdir("/")
     assert pickle.loads(data)(x).shape == (3, 3)
-    dynamo_backends.save(path, mlp(), (x,), backend="openxla")
+    dynamo_backends.save(mlp(), path, (x,), backend="openxla")
     with pytest.raises(PackageError, match="is not the package that the pickled module was loaded"):
         pickle.loads(data)
     path.unlink()

@@ -96,7 +96,7 @@ x = torch.randn(64, 16)
 for backend in BACKENDS:
     model = net()
     path = os.path.join(sys.argv[1], backend)
-    dynamo_backends.save(path, model, (x,), backend=backend)
+    dynamo_backends.save(model, path, (x,), backend=backend)
     loaded = dynamo_backends.load(path)
     right(loaded, model, x)
 

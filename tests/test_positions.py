@@ -265,7 +265,7 @@ class _Lookup(torch.nn.Module):
 @pytest.mark.parametrize("early", [False, True])
 def test_packages_keep_the_checks(early, tmp_path):
     model, ids = _Lookup(early).eval(), torch.tensor([10, 12, 11])
-    dynamo_backends.save(tmp_path / "model.dbp", model, (ids,), backend="openxla")
+    dynamo_backends.save(model, tmp_path / "model.dbp", (ids,), backend="openxla")
     loaded = dynamo_backends.load(tmp_path / "model.dbp")
     torch.testing.assert_close(loaded(ids), model(ids))
     for bad in (ids + 10, ids - 11, ids + 1, ids - 8):

@@ -32,7 +32,7 @@ model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(14
 images = torch.rand(4, 3, 32, 32)
 for backend in sys.argv[1:]:
     with torch.no_grad():
-        dynamo_backends.save("model.dbp", model, (images,), backend=backend)
+        dynamo_backends.save(model, "model.dbp", (images,), backend=backend)
         loaded = dynamo_backends.load("model.dbp")
         torch.testing.assert_close(loaded(images), model(images), rtol=1e-4, atol=1e-5)
         compiled = torch.compile(model, backend=backend)

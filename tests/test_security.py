@@ -138,7 +138,7 @@ def test_a_package_is_not_unpickled(mark: Path, tmp_path: Path):
     """In each of its parts, and in the place of the file."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(3, 4)
     path = tmp_path / "model.dbp"
-    dynamo_backends.save(path, model, (x,), backend="openxla")
+    dynamo_backends.save(model, path, (x,), backend="openxla")
     bomb = pickle.dumps(Bomb(mark))
     with archive.Archive(path) as saved:
         manifest = saved.manifest

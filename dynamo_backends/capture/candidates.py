@@ -1,12 +1,52 @@
 """Tables of explanations: autotune's candidates, and what served graphs with symbolic sizes."""
 
+import io
 from collections.abc import Iterable, Mapping
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Served
+
+
+class Rendered:
+    """What rich renders: as text for `print`, and as HTML where a notebook shows it."""
+
+    def __rich__(self) -> RenderableType:
+        """Returns what rich renders."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Returns it as plain text, without colours."""
+        console = _console()
+        console.print(self)
+        return "\n".join(line.rstrip() for line in console.export_text().splitlines())
+
+    def _repr_html_(self) -> str:
+        """Returns it for Jupyter, in the page's own colours of text and background."""
+        console = _console()
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format=_PREFORMATTED)
+
+
+_WIDTH = 110
+_PREFORMATTED = (
+    '<pre style="white-space:pre;overflow-x:auto;line-height:normal;'
+    "font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New',monospace\">{code}</pre>"
+)
+
+
+def _console() -> Console:
+    return Console(
+        file=io.StringIO(),
+        width=_WIDTH,
+        record=True,
+        force_jupyter=False,
+        color_system="truecolor",
+        legacy_windows=False,
+    )
 
 
 def candidates_table(report: GraphReport) -> Table:

@@ -3,17 +3,16 @@
 import contextlib
 import functools
 import inspect
-import io
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 
 from dynamo_backends._torch_private import control
-from dynamo_backends.capture.candidates import traffic_table
+from dynamo_backends.capture.candidates import Rendered, traffic_table
 from dynamo_backends.capture.first_call import optimize
 from dynamo_backends.capture.metering import GraphSize, Meter
 from dynamo_backends.capture.scopes import (
@@ -59,7 +58,7 @@ class Recompiled:
 
 
 @dataclass
-class Coverage:
+class Coverage(Rendered):
     """What `coverage` found.
 
     Attributes:
@@ -143,12 +142,6 @@ class Coverage:
     def __rich__(self) -> Group:
         """Tables for a rich console."""
         return Group(*_tables(self))
-
-    def __str__(self) -> str:
-        """Returns the same tables as text."""
-        text = io.StringIO()
-        Console(file=text, width=100).print(self)
-        return text.getvalue().rstrip()
 
 
 _NUMBERS = (

@@ -1,6 +1,5 @@
 """What became of a program under a compiler: the result of `explain`, as data."""
 
-import io
 import json
 import os
 from collections import Counter
@@ -9,12 +8,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from dynamo_backends.capture.breaks import GraphBreak, Source
 from dynamo_backends.capture.candidates import (
+    Rendered,
     candidates_table,
     measured_text,
     traffic_table,
@@ -56,7 +56,7 @@ class GraphExplanation:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Rendered):
     """What became of a function or module; `print` it, or take it as data.
 
     Attributes:
@@ -113,26 +113,12 @@ class Explanation:
         """Returns the report, for rich's `print`."""
         return render(self)
 
-    def __str__(self) -> str:
-        """Returns the report as plain text."""
-        return to_text(self)
 
-
-_WIDTH = 110
 _LISTED_INPUTS = 12
 _LISTED_OPERATORS = 8
 _LISTED_PARTS = 20
 _LISTED_GUARDS = 8
 _TELLING = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "SHAPE_ENV"})  # about values and sizes
-
-
-def to_text(explanation: "Explanation") -> str:
-    """Returns the report as plain text, without colours."""
-    console = Console(file=io.StringIO(), width=_WIDTH, color_system=None, legacy_windows=False)
-    console.print(render(explanation))
-    file = console.file
-    assert isinstance(file, io.StringIO)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def render(explanation: "Explanation") -> RenderableType:

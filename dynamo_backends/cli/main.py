@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from dynamo_backends import __version__
 from dynamo_backends.cli import (
     bench,
     cache,
@@ -66,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Backends for torch.compile: what there is, what works on this machine, "
         "what becomes of a model, and how fast and right it is.",
     )
+    parser.add_argument("--version", action="version", version=f"dynamo-backends {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in _COMMANDS.items():
         command = commands.add_parser(

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,3 +145,27 @@ def _positional(model: nn.Module, count: int) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in parameters if p.kind in kinds][:count]
     return names + [f"args[{i}]" for i in range(count - len(names))]
+
+
+def in_torchs_order(model: Any, path: Any, name: str) -> tuple[Any, Any]:
+    """Returns model and path, which former versions took in the other order.
+
+    Args:
+        model: The first argument.
+        path: The second one.
+        name: Of the function.
+
+    Raises:
+        TypeError: None of the two is a module.
+    """
+    if isinstance(model, nn.Module):
+        return model, path
+    if not isinstance(path, nn.Module):
+        raise TypeError(f"{name} takes a module and a path, not {type(model).__name__} first.")
+    warnings.warn(
+        f"dynamo_backends.{name}(path, model) is deprecated: write {name}(model, path), which is "
+        "the order of torch.save.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return path, model

@@ -12,7 +12,7 @@ from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.interface.registry import get_backend, require_available
 from dynamo_backends.package import archive
 from dynamo_backends.package import weights as stored
-from dynamo_backends.package.capturing import Captured, calls_of, captured
+from dynamo_backends.package.capturing import Captured, calls_of, captured, in_torchs_order
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.whole import Whole, whole
@@ -81,8 +81,8 @@ _BACKENDS = {".onnx": "onnxrt", ".stablehlo": "openxla"}
 
 
 def export(
-    path: str | os.PathLike[str],
     model: nn.Module,
+    path: str | os.PathLike[str],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -96,13 +96,13 @@ def export(
 
     Examples:
         >>> batch = torch.export.Dim("batch", min=2, max=64)
-        >>> dynamo_backends.export("model.onnx", model, (x,), dynamic_shapes={"x": {0: batch}})
-        >>> dynamo_backends.export("model.stablehlo", model, (x,))
+        >>> dynamo_backends.export(model, "model.onnx", (x,), dynamic_shapes={"x": {0: batch}})
+        >>> dynamo_backends.export(model, "model.stablehlo", (x,))
 
     Args:
+        model: For inference; it is exported with `torch.export.export`, as it is.
         path: Of the file; it is replaced if it exists. Its suffix says which form is written. An
             ONNX model with more than 1 GiB of weights has these in `<path>.data`.
-        model: For inference; it is exported with `torch.export.export`, as it is.
         args: Arguments of one call.
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`; of ONNX alone.
@@ -114,6 +114,7 @@ def export(
         FallbackRefusedError: There is no form for a call.
         BackendUnavailableError: What lowers the model is not installed.
     """
+    model, path = in_torchs_order(model, path, "export")
     path = os.path.expanduser(path)
     name = _BACKENDS.get(Path(path).suffix)
     if name is None:

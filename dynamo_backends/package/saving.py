@@ -24,7 +24,7 @@ from dynamo_backends.interface.report import record
 from dynamo_backends.package import archive, linked
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.assembling import Contents, backend_of
-from dynamo_backends.package.capturing import captured, compiled
+from dynamo_backends.package.capturing import captured, compiled, in_torchs_order
 from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.module import PackagedModule
@@ -83,8 +83,8 @@ _NOTHING = "no executables"
 
 
 def save(
-    path: str | os.PathLike[str],
     model: nn.Module,
+    path: str | os.PathLike[str],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -101,12 +101,12 @@ def save(
     Examples:
         >>> batch = torch.export.Dim("batch", min=2, max=64)
         >>> dynamo_backends.save(
-        ...     "model.dbp", model, (x,), dynamic_shapes={"x": {0: batch}}, backend="onnxrt"
+        ...     model, "model.dbp", (x,), dynamic_shapes={"x": {0: batch}}, backend="onnxrt"
         ... )
 
     Args:
-        path: Of the file; it is replaced if it exists.
         model: For inference; it is exported with `torch.export.export`, as it is.
+        path: Of the file; it is replaced if it exists.
         args: Arguments of one call. They are written into the file, for `dynamo-backends verify`.
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`.
@@ -122,6 +122,7 @@ def save(
         OptionError: An option is unknown or wrong.
         BackendUnavailableError: The backend cannot run here.
     """
+    model, path = in_torchs_order(model, path, "save")
     path = os.path.expanduser(path)
     if not Path(path).parent.is_dir():
         raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")

@@ -1,7 +1,9 @@
 """`explain` names the right reason and the right line, and leaves no trace."""
 
+import html
 import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -320,3 +322,14 @@ def test_a_refused_fallback_is_raised():
     refused = dynamo_backends.FallbackRefusedError
     with pytest.raises(refused, match=r"cannot run dynamo_backends_tests\.unheard_of"):
         explain(lambda x: unheard_of(x) + 1, torch.ones(3), options={"fallback": "error"})
+
+
+@pytest.mark.parametrize("measured", [explain, dynamo_backends.coverage])
+def test_a_notebook_shows_the_same_as_print(measured: Callable[..., Any]):
+    found = measured(scaled, torch.ones(3), 2)
+    page = found._repr_html_()
+    body = re.fullmatch(r'<pre style="[^"]*">(.*)</pre>', page, re.DOTALL)
+    assert body is not None
+    text = html.unescape(re.sub(r"<[^>]*>", "", body[1]))
+    assert [line.rstrip() for line in text.splitlines()] == str(found).splitlines()
+    assert "\x1b" not in page

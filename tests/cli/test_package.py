@@ -24,7 +24,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "session_config": {"session.qdq": "0" * 60},
     }
     dynamo_backends.save(
-        made, model, (torch.rand(4, 8),), dynamic_shapes=({0: length},), backend="onnxrt",
+        model, made, (torch.rand(4, 8),), dynamic_shapes=({0: length},), backend="onnxrt",
         options=options,
     )  # fmt: skip
     return made

@@ -2,6 +2,7 @@
 
 import pytest
 
+import dynamo_backends
 from dynamo_backends.cli.doctor import diagnose
 from dynamo_backends.cli.main import main
 from dynamo_backends.interface.registry import get_backend, list_backends
@@ -51,3 +52,10 @@ def assert_below(lines: list[str], line: str, text: str, width: int) -> None:
             assert len(each) <= width
             words += each.split()
     assert words == text.split()
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"dynamo-backends {dynamo_backends.__version__}\n"

@@ -88,7 +88,7 @@ def test_steps_are_refused(backend: str):
 def test_packages_are_refused(tmp_path: Any):
     with pytest.raises(OptionError, match="save with onnxrt cannot prove precision='int8'"):
         dynamo_backends.save(
-            tmp_path / "model.dbp", net(), (batches()[0],), backend="onnxrt", options=GIVEN
+            net(), tmp_path / "model.dbp", (batches()[0],), backend="onnxrt", options=GIVEN
         )
 
 

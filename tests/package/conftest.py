@@ -57,7 +57,7 @@ def packages(model: Small, call: Any, tmp_path_factory: pytest.TempPathFactory):
             path = folder / f"{backend}{dynamic}.dbp"
             length = torch.export.Dim("length", min=2, max=32)
             shapes = {"x": {1: length}, "mask": {1: length}} if dynamic else None
-            dynamo_backends.save(path, model, *call, dynamic_shapes=shapes, backend=backend)
+            dynamo_backends.save(model, path, *call, dynamic_shapes=shapes, backend=backend)
             made[backend, dynamic] = path
         return made[backend, dynamic]
 

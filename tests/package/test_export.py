@@ -20,7 +20,7 @@ from tests.package.test_package import expected, sized
 def test_an_onnx_file_serves_a_range(model: Small, call: Any, tmp_path: Path):
     path, length = tmp_path / "m.onnx", torch.export.Dim("length", min=2, max=32)
     shapes = {"x": {1: length}, "mask": {1: length}}
-    dynamo_backends.export(path, model, *call, dynamic_shapes=shapes)
+    dynamo_backends.export(model, path, *call, dynamic_shapes=shapes)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     assert [x.name for x in session.get_inputs()] == ["x", "mask"]
     assert [y.name for y in session.get_outputs()] == ["states", "pooled_0"]
@@ -49,7 +49,7 @@ def test_dimensions_of_an_onnx_file_are_in_the_tensors_order(dynamic: bool, tmp_
     path, model = tmp_path / "m.onnx", Images().eval()
     x = torch.rand(4, 3, 9, 10).contiguous(memory_format=torch.channels_last)
     shapes = ({0: torch.export.Dim("batch", min=2, max=9)},) if dynamic else None
-    dynamo_backends.export(path, model, (x,), dynamic_shapes=shapes)
+    dynamo_backends.export(model, path, (x,), dynamic_shapes=shapes)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     given = torch.rand(7 if dynamic else 4, 3, 9, 10)
     results = session.run(None, {"x": given.numpy()})
@@ -61,7 +61,7 @@ def test_stablehlo_is_lowered_for_platforms_that_are_not_here(
     model: Small, call: Any, tmp_path: Path
 ):
     path = tmp_path / "m.stablehlo"
-    dynamo_backends.export(path, model, *call)
+    dynamo_backends.export(model, path, *call)
     with zipfile.ZipFile(path) as file:
         manifest = json.loads(file.read("manifest.json"))
         programs = {p: file.read(f"{p}.mlir") for p in manifest["platforms"]}
@@ -105,10 +105,10 @@ def test_what_cannot_be_exported_says_why(
     model: nn.Module, name: str, more: Any, text: str, tmp_path: Path
 ):
     with pytest.raises(SaveError, match=text):
-        dynamo_backends.export(tmp_path / name, model, (torch.rand(4, 4),), **more)
+        dynamo_backends.export(model, tmp_path / name, (torch.rand(4, 4),), **more)
     assert not (tmp_path / name).exists()
 
 
 def test_a_call_without_a_form_there_is_named(tmp_path: Path):
     with pytest.raises(FallbackRefusedError, match=r"cannot run aten\.linalg_eig"):
-        dynamo_backends.export(tmp_path / "m.onnx", Norms(), (torch.rand(4, 4),))
+        dynamo_backends.export(Norms(), tmp_path / "m.onnx", (torch.rand(4, 4),))

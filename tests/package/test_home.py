@@ -14,7 +14,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     model, x = nn.Linear(4, 2).eval(), torch.ones(3, 4)
     with torch.no_grad():
-        dynamo_backends.save("~/model.dbp", model, (x,), backend="openxla")
+        dynamo_backends.save(model, "~/model.dbp", (x,), backend="openxla")
         loaded = dynamo_backends.load("~/model.dbp")
         torch.testing.assert_close(loaded(x), model(x))
         dynamo_backends.explain(model, x, backend="eager").save("~/explained.json")

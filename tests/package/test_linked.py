@@ -54,7 +54,7 @@ def test_eager_parts_and_constants_are_linked(backend: str, tmp_path: Path):
     torch.manual_seed(0)
     model, x, path = Mixed().eval(), torch.rand(3, 8), tmp_path / "m.dbp"
     options = {"keep_in_eager": ("cumsum",), "min_block_size": 1}
-    dynamo_backends.save(path, model, (x,), backend=backend, options=options)
+    dynamo_backends.save(model, path, (x,), backend=backend, options=options)
     kinds = ["calls" in part for part in record(path)["program"]["parts"]]
     assert kinds == [False, True, False]
     module = dynamo_backends.load(path, strict=True)
@@ -94,7 +94,7 @@ def test_what_is_linked_wrong_is_not_linked(
         return lambda values: [x + 1 if isinstance(x, Tensor) else x for x in run(values)]
 
     monkeypatch.setattr(linking, "linked", wrong)
-    dynamo_backends.save(path, model, *call, backend="onnxrt")
+    dynamo_backends.save(model, path, *call, backend="onnxrt")
     assert record(path) is None
     torch.testing.assert_close(
         dynamo_backends.load(path, strict=True)(*call[0], **call[1]), expected(model, call)
@@ -106,7 +106,7 @@ def test_sizes_that_change_and_calls_that_are_compared_need_the_graph(
 ):
     assert record(packages("onnxrt", dynamic=True)) is None
     path, options = tmp_path / "m.dbp", {"verify": "always"}
-    dynamo_backends.save(path, model, *call, backend="onnxrt", options=options)
+    dynamo_backends.save(model, path, *call, backend="onnxrt", options=options)
     assert record(path) is None
 
 
@@ -123,7 +123,7 @@ def test_a_record_that_does_not_fit_is_done_without(
 def test_calls_of_a_record_are_checked(tmp_path: Path, rewritten: Any, call: Any):
     x, path = torch.rand(3, 8), tmp_path / "m.dbp"
     options = {"keep_in_eager": ("cumsum",), "min_block_size": 1}
-    dynamo_backends.save(path, Mixed().eval(), (x,), backend="onnxrt", options=options)
+    dynamo_backends.save(Mixed().eval(), path, (x,), backend="onnxrt", options=options)
 
     def change(manifest: Any, _: Any) -> None:
         text = json.dumps(manifest["linked"]).replace("torch.ops.aten.cumsum.default", "torch.load")
@@ -149,7 +149,7 @@ def test_derived_dimensions_are_served(backend: str, tmp_path: Path):
     model, path, batch = Pairs().eval(), tmp_path / "m.dbp", torch.export.Dim("batch", min=2, max=8)
     shapes = ({0: batch}, {0: 2 * batch})
     args = torch.rand(3, 8), torch.rand(6, 8)
-    dynamo_backends.save(path, model, args, dynamic_shapes=shapes, backend=backend)
+    dynamo_backends.save(model, path, args, dynamic_shapes=shapes, backend=backend)
     module = dynamo_backends.load(path, strict=True)
     for n in (2, 5, 8):
         x, y = torch.rand(n, 8), torch.rand(2 * n, 8)

@@ -46,7 +46,7 @@ def test_a_package_is_run_by_onnxruntime_alone(
 
 def test_stablehlo_is_run_by_jaxlib_alone(model: Small, call: Any, tmp_path: Path):
     path = tmp_path / "m.stablehlo"
-    dynamo_backends.export(path, model, *call, platforms=["cpu"])
+    dynamo_backends.export(model, path, *call, platforms=["cpu"])
     results, right = ran("load_with_jaxlib.py", path, call), expected(model, call)
     np.testing.assert_allclose(results["states"], right["states"], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(results["pooled_0"], right["pooled"][0], rtol=1e-4, atol=1e-5)

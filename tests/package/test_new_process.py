@@ -67,7 +67,7 @@ def test_a_new_process_answers_without_compiling(make: Any, backend: str, tmp_pa
     torch.manual_seed(0)
     model, args, kwargs = make()
     path = tmp_path / "m.dbp"
-    dynamo_backends.save(path, model, args, kwargs, backend=backend)
+    dynamo_backends.save(model, path, args, kwargs, backend=backend)
     save_file({**{str(i): x for i, x in enumerate(args)}, **kwargs}, f"{path}.inputs")
     variables = {
         **os.environ, "PATH": str(tmp_path), "DYNAMO_BACKENDS_CACHE": str(tmp_path / "none"),

@@ -136,7 +136,7 @@ def test_the_portable_form_computes_the_same(packages: Any, model: Small, call: 
 def test_executables_that_cannot_be_saved_are_said_so(model: Small, call: Any, tmp_path: Path):
     path = tmp_path / "m.dbp"
     with pytest.warns(UserWarning, match="those of ofi cannot be saved"):
-        dynamo_backends.save(path, model, *call, backend="ofi")
+        dynamo_backends.save(model, path, *call, backend="ofi")
     module = dynamo_backends.load(path)
     torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
     assert module.backend == "ofi"
@@ -146,7 +146,7 @@ def test_executables_that_cannot_be_saved_are_said_so(model: Small, call: Any, t
 
 
 def test_eager_has_the_portable_form_alone(model: Small, call: Any, tmp_path: Path):
-    dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="eager")
+    dynamo_backends.save(model, tmp_path / "m.dbp", *call, backend="eager")
     module = dynamo_backends.load(tmp_path / "m.dbp", strict=True)
     torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
     assert module.backend == "eager"
@@ -155,7 +155,7 @@ def test_eager_has_the_portable_form_alone(model: Small, call: Any, tmp_path: Pa
 
 def test_autotune_chooses_when_it_saves(model: Small, call: Any, tmp_path: Path):
     path, options = tmp_path / "m.dbp", {"candidates": ["onnxrt"], "budget_s": 20}
-    dynamo_backends.save(path, model, *call, backend="autotune", options=options)
+    dynamo_backends.save(model, path, *call, backend="autotune", options=options)
     module = dynamo_backends.load(path, strict=True)
     assert module.backend in ("onnxrt", "eager")
     assert module.notes == (f"autotune chose {module.backend} when it was saved",)
@@ -165,7 +165,7 @@ def test_autotune_chooses_when_it_saves(model: Small, call: Any, tmp_path: Path)
 def test_options_are_kept(model: Small, call: Any, tmp_path: Path):
     path = tmp_path / "m.dbp"
     options = {"verify": "off", "keep_in_eager": ("aten.relu",)}
-    dynamo_backends.save(path, model, *call, backend="onnxrt", options=options)
+    dynamo_backends.save(model, path, *call, backend="onnxrt", options=options)
     module = dynamo_backends.load(path, strict=True)
     torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
     (report,) = module.reports
@@ -173,7 +173,7 @@ def test_options_are_kept(model: Small, call: Any, tmp_path: Path):
     assert report.verified == 0
     assert report.executables == report.cache_hits == 2
     with pytest.raises(OptionError, match="no option 'speed'"):
-        dynamo_backends.save(path, model, *call, backend="onnxrt", options={"speed": 1})
+        dynamo_backends.save(model, path, *call, backend="onnxrt", options={"speed": 1})
 
 
 def test_weights_may_be_a_checkpoints(model: Small, call: Any, tmp_path: Path):
@@ -182,7 +182,7 @@ def test_weights_may_be_a_checkpoints(model: Small, call: Any, tmp_path: Path):
     checkpoint, path = tmp_path / "small.safetensors", tmp_path / "m.dbp"
     state = {name: t.clone() for name, t in model.state_dict().items() if name != "scale"}
     save_file(state, checkpoint)
-    dynamo_backends.save(path, model, *call, backend="onnxrt", checkpoint=checkpoint)
+    dynamo_backends.save(model, path, *call, backend="onnxrt", checkpoint=checkpoint)
     module = dynamo_backends.load(path, strict=True)
     torch.testing.assert_close(module(*call[0], **call[1]), expected(model, call))
     moved = checkpoint.rename(tmp_path / "moved.safetensors")
@@ -194,7 +194,7 @@ def test_weights_may_be_a_checkpoints(model: Small, call: Any, tmp_path: Path):
     with pytest.raises(PackageError, match="not the checkpoint that the package was saved with"):
         dynamo_backends.load(path)
     with pytest.raises(SaveError, match="has none of the model's weights"):
-        dynamo_backends.save(path, nn.Linear(8, 8), (call[0][0],), checkpoint=checkpoint)
+        dynamo_backends.save(nn.Linear(8, 8), path, (call[0][0],), checkpoint=checkpoint)
 
 
 class Counting(nn.Module):
@@ -229,7 +229,7 @@ class Halves(nn.Module):
 def test_what_cannot_be_saved_says_why(model: Any, shapes: Any, text: str, tmp_path: Path):
     path = tmp_path / "m.dbp"
     with pytest.raises(SaveError, match=text):
-        dynamo_backends.save(path, model, (torch.rand(4, 8),), dynamic_shapes=shapes)
+        dynamo_backends.save(model, path, (torch.rand(4, 8),), dynamic_shapes=shapes)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,7 +241,7 @@ class Pairs(nn.Module):
 def test_a_multiple_of_a_size_that_no_argument_has_runs_in_eager(tmp_path: Path):
     y, path = torch.rand(6, 8), tmp_path / "m.dbp"
     shapes = ({0: 2 * torch.export.Dim("batch", min=2, max=8)},)
-    dynamo_backends.save(path, Pairs(), (y,), dynamic_shapes=shapes, backend="eager")
+    dynamo_backends.save(Pairs(), path, (y,), dynamic_shapes=shapes, backend="eager")
     module = dynamo_backends.load(path)
     for n in (4, 10, 16):
         y = torch.rand(n, 8)
@@ -259,7 +259,7 @@ class Scaled(nn.Module):
 
 def test_numbers_and_texts_are_what_they_were(tmp_path: Path):
     x, path = torch.rand(3, 4), tmp_path / "m.dbp"
-    dynamo_backends.save(path, Scaled(), (x, 3, "sum"), backend="onnxrt")
+    dynamo_backends.save(Scaled(), path, (x, 3, "sum"), backend="onnxrt")
     module = dynamo_backends.load(path)
     torch.testing.assert_close(module(x, 3, mode="sum"), Scaled()(x, 3))
     with pytest.raises(PackageError, match="times is 4, and the model was saved for 3"):
@@ -269,7 +269,7 @@ def test_numbers_and_texts_are_what_they_were(tmp_path: Path):
 def test_a_number_may_vary(tmp_path: Path):
     x, path = torch.rand(3, 4), tmp_path / "m.dbp"
     shapes = (None, torch.export.Dim.DYNAMIC)
-    dynamo_backends.save(path, Scaled(), (x, 3), dynamic_shapes=shapes, backend="onnxrt")
+    dynamo_backends.save(Scaled(), path, (x, 3), dynamic_shapes=shapes, backend="onnxrt")
     module = dynamo_backends.load(path)
     for times in (5, 8):
         result = module(x, times)
@@ -289,7 +289,20 @@ def test_dynamo_does_not_look_into_it(packages: Any, call: Any):
 
 def test_a_folder_that_is_missing_is_said_before_anything_is_compiled(model: Small, tmp_path: Path):
     with pytest.raises(SaveError, match="there is no folder"):
-        dynamo_backends.save(tmp_path / "none" / "m.dbp", model, ())
+        dynamo_backends.save(model, tmp_path / "none" / "m.dbp", ())
+
+
+def test_the_order_of_former_versions_is_deprecated(model: Small, call: Any, tmp_path: Path):
+    path: Any = tmp_path / "m.dbp"
+    with pytest.warns(DeprecationWarning, match=r"write save\(model, path\)") as warned:
+        dynamo_backends.save(path, model, *call, backend="eager")  # type: ignore[arg-type]
+    assert warned[0].filename == __file__
+    args, kwargs = call
+    assert dynamo_backends.load(path)(*args, **kwargs) is not None
+    with pytest.warns(DeprecationWarning, match=r"write export\(model, path\)"):
+        dynamo_backends.export(tmp_path / "m.onnx", nn.Linear(4, 4), (torch.rand(2, 4),))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="save takes a module and a path, not PosixPath first"):
+        dynamo_backends.save(path, "model", *call)  # type: ignore[arg-type]
 
 
 def test_threads_may_load_at_once(packages: Any, model: Small, call: Any):
@@ -326,7 +339,7 @@ def test_what_is_compiled_wrong_is_not_saved(
     monkeypatch.setattr(OrtExecutable, "bind", wrong)
     options = {"verify": verify}
     with pytest.raises(SaveError, match=r"not right, and not saved: .*output 0 differs"):
-        dynamo_backends.save(tmp_path / "m.dbp", model, *call, backend="onnxrt", options=options)
+        dynamo_backends.save(model, tmp_path / "m.dbp", *call, backend="onnxrt", options=options)
     assert [path for path in tmp_path.iterdir() if path.name != "cache"] == []
 
 
@@ -344,7 +357,7 @@ def test_what_was_compared_when_it_was_saved_is_not_compared_again(
     from dynamo_backends.verify.first import Comparison
 
     path, compared = tmp_path / "m.dbp", []
-    dynamo_backends.save(path, model, *call, backend="onnxrt", options={"verify": verify})
+    dynamo_backends.save(model, path, *call, backend="onnxrt", options={"verify": verify})
     right = Comparison.__call__
 
     def noted(self: Comparison, *args: Any) -> Any:
@@ -380,7 +393,7 @@ class Constants(nn.Module):
 def test_constants_and_odd_weights_are_kept(backend: str, tmp_path: Path):
     torch.manual_seed(0)
     model, x, path = Constants(), torch.rand(3, 4), tmp_path / "m.dbp"
-    dynamo_backends.save(path, model, (x,), backend=backend)
+    dynamo_backends.save(model, path, (x,), backend=backend)
     result = dynamo_backends.load(path, strict=True)(x)
     torch.testing.assert_close(result, model(x).detach())
     assert path.stat().st_size < 1 << 18
@@ -394,7 +407,7 @@ def test_fallback_may_be_refused_elsewhere(
     from dynamo_backends.package import machine
 
     path, options = tmp_path / "m.dbp", {"fallback": "error"}
-    dynamo_backends.save(path, model, *call, backend="onnxrt", options=options)
+    dynamo_backends.save(model, path, *call, backend="onnxrt", options=options)
     dynamo_backends.load(path, strict=True)
     monkeypatch.setattr(machine, "source_digest", lambda: "another")
     monkeypatch.setattr(OnnxRuntime, "supports", lambda *_: Support(False, "it is Monday"))

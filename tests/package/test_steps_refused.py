@@ -52,7 +52,7 @@ def test_models_and_steps_are_not_taken_for_each_other(step_path: Path, tmp_path
     with pytest.raises(PackageError, match=r"use dynamo_backends\.load_step"):
         dynamo_backends.load(step_path)
     model = tmp_path / "model.dbp"
-    dynamo_backends.save(model, nn.Linear(2, 2), (torch.rand(1, 2),), backend="eager")
+    dynamo_backends.save(nn.Linear(2, 2), model, (torch.rand(1, 2),), backend="eager")
     with pytest.raises(PackageError, match=r"load it by dynamo_backends\.load"):
         load_step(model)
 

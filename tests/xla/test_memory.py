@@ -83,7 +83,7 @@ def test_packages_are_right_in_memory_that_is_not_aligned(kind: str, tmp_path: P
     placed = memory.place_inputs(inputs, kind, tmp_path / "inputs")
     path = tmp_path / "model.dbp"
     with torch.no_grad():
-        dynamo_backends.save(path, module, kwargs=placed, backend="openxla")
+        dynamo_backends.save(module, path, kwargs=placed, backend="openxla")
         result = dynamo_backends.load(path, strict=True)(**placed)
         precise = twin(module)(**{name: x.double() for name, x in placed.items()})
         same(module(**placed), result, precise)

@@ -135,7 +135,10 @@ def test_troubleshooting_quotes_what_the_package_says():
     quoted = {text for cell in cells for text in re.findall(r"`([^`]+)`", cell)}
     sources = (path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py"))
     texts = {text for source in sources for text in said(ast.parse(source))}
-    of_torch = {"Trying to resize storage that is not resizable"}
+    of_torch = {
+        "Invalid backend: '…', see torch._dynamo.list_backends() …",
+        "Trying to resize storage that is not resizable",
+    }
     assert {q for q in quoted if not any(q.strip("… ") in text for text in texts)} == of_torch
 
 

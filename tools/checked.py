@@ -13,8 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.conformance.outcomes import FAILURES, GROUPS, UNTRIED, Outcome
-from dynamo_backends.conformance.pages import page, table
+from dynamo_backends.conformance.outcomes import (
+    FAILURES,
+    GROUPS,
+    STATUSES,
+    UNTRIED,
+    Group,
+    Outcome,
+)
+from dynamo_backends.conformance.pages import reasons_table, table
 
 ROOT = Path(__file__).parents[1]
 DATA, PAGE = ROOT / "docs/checked", ROOT / "docs/checked-backends.md"
@@ -24,14 +31,29 @@ RIGHT = ("native", "fallback")
 HEAD = """\
 # Checked backends
 
-Results of [`dynamo-backends conformance`](checking-backends.md) for some backends: the number of
-checks that failed, of those that could be run. `python tools/checked.py` writes this page from the
-runs in `docs/checked/`.
+Results of [`dynamo-backends conformance`](checking-backends.md) for some backends: first the number
+of checks of each group that failed, of those that could be run, then how the checks ended
+([what the words mean](checking-backends.md#what-counts-as-right)). Endings that no check had are
+left out; random graphs are counted [below](#random-graphs). The links lead to the results, with the
+versions of all packages.
+"""
+
+DIFFERENT_HEAD = """\
+## Where results differ
+
+The ten most common reasons of what failed, was declared or had other random numbers.
 
 `openvino` is OpenVINO's own backend; this package's is `ov`. On processors with AVX512-BF16, such
 as that of its run, OpenVINO computes float32 in bfloat16 unless the option
 `INFERENCE_PRECISION_HINT` is `f32`, which is less accurate than eager: differences of less than 0.1
-may come from that.
+may come from that. [differences.md](differences.md) explains the declared ones.
+"""
+
+EAGER_HEAD = """\
+## Why parts ran in eager
+
+The ten most common main reasons, counted once for each check that is right, but did not run wholly
+on the backend. Only this package's backends say what they leave to eager.
 """
 
 RANDOM_GRAPHS_HEAD = """\
@@ -44,24 +66,65 @@ torch's backends is wrong at the same elements. The last column is the share of 
 wholly on the backend.
 """
 
+TAIL = """\
+## Look up a check, and measure again
+
+In a checkout of the repository, this prints the results of single checks with all reasons:
+
+    python tools/look_up.py "views*" --backend openvino
+    python tools/look_up.py "*" --backend ov --status fallback declared
+
+A run of a backend replaces its results here with:
+
+    dynamo-backends conformance ov --groups semantics weights operators --share 24 --output reports
+    python tools/checked.py reports/ov.json
+
+`docs/checked/` has a JSON file for each backend: `commands`; `date`; `context`, with the machine
+and all versions; `not_run`, checks without a result; and `results`, a row per check:
+
+- `group`, `name`, `dtype`, `samples` (how many were run), `seconds`.
+- `status`: a word of [this list](checking-backends.md#what-counts-as-right).
+- `reasons`: each reason with how often it occurred; of what runs in eager, or of a failure.
+- `declared`: names of known differences; `example`: a program that shows the failure of a graph.
+
+Keys without a value are left out. In `docs/checked/rewrites/`, which has the random graphs,
+`counts` says how many ended with which status, and `results` has those that are not right.
+"""
+
 
 def text(runs: Sequence[dict[str, Any]], graphs: Sequence[dict[str, Any]] = ()) -> str:
     """The page of some runs, and of some runs of random graphs."""
-    counts = {name(run): _random_graphs(run) for run in graphs}
-    rows = [
-        (f"[{name(run)}](#conformance-of-{name(run)})", *_counts(run, counts.get(name(run))))
-        for run in runs
+    outcomes = [
+        (name(run), Outcome.from_dict(row)) for run in (*runs, *graphs) for row in run["results"]
     ]
+    groups = [
+        group
+        for group in GROUPS
+        if (graphs and group == "rewrites") or any(o.group == group for _, o in outcomes)
+    ]
+    ends = {result["status"] for run in runs for result in run["results"]}
+    statuses = [status for status in STATUSES if status in ends]
+    counts = {name(run): _random_graphs(run) for run in graphs}
+    rows = []
+    for run in runs:
+        link = f"[{name(run)}](checked/{name(run)}.json)"
+        count = Counter(result["status"] for result in run["results"])
+        failed = _failed(run, groups, counts.get(name(run), ""))
+        rows.append((link, *failed, *(count[status] for status in statuses), run["date"]))
+    different = [(n, o) for n, o in outcomes if o.status in {*FAILURES, "declared", "random"}]
+    eager = [(n, o) for n, o in outcomes if o.status == "fallback"]
     heads = ("backend", "versions", "seeds", *_NOT_RIGHT, "wholly on the backend")
-    table_of_graphs = table(heads, (_row(run) for run in graphs))
-    return "\n".join(
-        [
-            HEAD,
-            table(("backend", *GROUPS), rows) + "\n",
-            *([RANDOM_GRAPHS_HEAD, table_of_graphs + "\n"] if graphs else []),
-            *(page(run, 2) for run in runs),
-        ]
-    )
+    parts = [
+        HEAD,
+        table(("backend", *groups, *statuses, "date"), rows) + "\n",
+        DIFFERENT_HEAD,
+        reasons_table("checks", different),
+        EAGER_HEAD,
+        reasons_table("checks", eager),
+    ]
+    if graphs:
+        parts += [RANDOM_GRAPHS_HEAD, table(heads, map(_row, graphs)) + "\n"]
+    return "\n".join([*parts, TAIL])
 
 
 _NOT_RIGHT = {
@@ -89,7 +152,7 @@ def _row(run: dict[str, Any]) -> list[Any]:
 
 def _random_graphs(run: dict[str, Any]) -> str:
     count = {s: n for s, n in run["counts"].items() if s not in UNTRIED}
-    return f"{sum(count.get(s, 0) for s in FAILURES)} of {sum(count.values())}"
+    return f"{sum(count.get(s, 0) for s in FAILURES)}/{sum(count.values())}"
 
 
 def summarized(run: dict[str, Any]) -> dict[str, Any]:
@@ -104,15 +167,15 @@ def name(run: dict[str, Any]) -> str:
     return str(run["context"]["backend"])
 
 
-def _counts(run: dict[str, Any], random_graphs: str | None) -> list[str]:
+def _failed(run: dict[str, Any], groups: Sequence[Group], random_graphs: str) -> list[str]:
     outcomes = [Outcome.from_dict(given) for given in run["results"]]
     cells = []
-    for group in GROUPS:
+    for group in groups:
         tried = [o for o in outcomes if o.group == group and o.status not in UNTRIED]
         failed = Counter(o.failed for o in tried)[True]
-        cells.append(f"{failed} of {len(tried)}" if tried else "not run")
+        cells.append(f"{failed}/{len(tried)}" if tried else "not run")
     if random_graphs:
-        cells[GROUPS.index("rewrites")] = random_graphs
+        cells[groups.index("rewrites")] = random_graphs
     return cells
 
 

@@ -1,7 +1,9 @@
 """The page of a run, in Markdown: what passes, what raises, what is wrong, what falls to eager."""
 
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from dynamo_backends.bench.cells import short
@@ -21,33 +23,31 @@ _HEADS: Mapping[Status, str] = {"native": "right", "fallback": "partly eager"}
 _SILENT = "It does not say which operators it leaves to eager."
 
 
-def page(found: Mapping[str, Any], level: int = 1) -> str:
+def page(found: Mapping[str, Any]) -> str:
     """Returns the page of a run.
 
     Args:
         found: See `runs.result`.
-        level: Of its first heading: 1 for a page, 2 for a part of one.
     """
-    heading, sub = "#" * level, "#" * (level + 1)
     outcomes = [Outcome.from_dict(given) for given in found["results"]]
     backend = found["context"]["backend"]
     failed = [o for o in outcomes if o.status in FAILURES]
     elsewhere = [o for o in outcomes if o.status in ("fallback", "random", "declared")]
     untried = [o for o in outcomes if o.status in UNTRIED]
     parts = [
-        f"{heading} Conformance of {short(backend)}",
+        f"# Conformance of {short(backend)}",
         headline(outcomes),
         _made_with(found),
         *([] if reports_itself(backend) else [_SILENT]),
-        f"{sub} Summary",
+        "## Summary",
         summary(outcomes),
         _legend(outcomes),
         *filter(None, [native_share(backend, outcomes)]),
-        *_section(f"{sub} What is wrong", failed),
+        *_section("## What is wrong", failed),
         *_examples(failed),
-        *_section(f"{sub} What is right, but not whole or not eager's own", elsewhere),
-        *_section(f"{sub} What could not be tried", untried),
-        f"{sub} What took longest",
+        *_section("## What is right, but not whole or not eager's own", elsewhere),
+        *_section("## What could not be tried", untried),
+        "## What took longest",
         table(("check", "seconds"), _slowest(outcomes)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -128,8 +128,50 @@ def _section(title: str, outcomes: Sequence[Outcome]) -> list[str]:
 
 def _reasons(outcome: Outcome) -> str:
     told = [*outcome.declared, *(reason for reason, _ in outcome.reasons.most_common(2))]
+    return _without_links("; ".join(dict.fromkeys(told)))
+
+
+def _without_links(reason: str) -> str:
     # A printed call, such as "op[target=x](a)", would be a link.
-    return "; ".join(dict.fromkeys(told)).replace("](", "]\\(")
+    return reason.replace("](", "]\\(")
+
+
+_PARTICULARS = (
+    (re.compile(r"^[\w-]+\.[\w.]+: "), ""),  # the call that the reason is about
+    (re.compile(r"aten::[\w.]+"), "aten::…"),
+    (re.compile(r"\d+\.\d+e[+-]\d+|\bnan\b"), "…"),
+    (re.compile(r"\(\d+(, \d+)*\)"), "(…)"),
+    (re.compile(r"\bs\d+$"), "s…"),
+)
+
+
+def reasons_table(what: str, outcomes: Iterable[tuple[str, Outcome]], most: int = 10) -> str:
+    """Returns a table of the most common main reasons, without the calls and sizes in them.
+
+    Args:
+        what: What is counted, in the plural.
+        outcomes: Each with the name of its backend.
+        most: Number of reasons.
+    """
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for backend, outcome in outcomes:
+        reason = main_reason(outcome)
+        for pattern, text in _PARTICULARS:
+            reason = pattern.sub(text, reason)
+        found[reason][backend] += 1
+    rows = []
+    for reason, count in sorted(found.items(), key=lambda item: -item[1].total())[:most]:
+        parts = [f"{name} {n}" for name, n in count.most_common(4)]
+        more = [f"{len(count) - 4} more"] if len(count) > 4 else []
+        rows.append((reason, count.total(), ", ".join([*parts, *more])))
+    return table(("reason", what, "where"), rows) + "\n"
+
+
+def main_reason(outcome: Outcome) -> str:
+    """Returns the one reason to give for an outcome on a page; its status if it has none."""
+    # That a block is too small follows from another call that was left to eager.
+    reasons = (r for r, _ in outcome.reasons.most_common() if "its block" not in r)
+    return _without_links(next(chain(outcome.declared, reasons, [outcome.status])))
 
 
 def _slowest(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:

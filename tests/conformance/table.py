@@ -1,4 +1,4 @@
-"""docs/conformance.md: what sweeps of the operator database found.
+"""docs/conformance.md: a summary of what sweeps of the operator database found.
 
 Each sweep is kept as docs/operators/NAME.json, of which the page is made.
 """
@@ -16,7 +16,6 @@ import torch
 
 from dynamo_backends.bench import rendering
 from dynamo_backends.bench.environment import environment
-from dynamo_backends.bench.published import conditions
 from dynamo_backends.conformance import pages
 from dynamo_backends.conformance.outcomes import Outcome
 from dynamo_backends.interface.registry import get_backend
@@ -27,29 +26,69 @@ DATA, PAGE = "operators", "conformance.md"
 HEAD = """\
 # Operators: PyTorch's own database through each backend
 
-`make conformance` runs the operators of `torch.testing._internal.common_methods_invocations.op_db`
-through `torch.compile(backend=...)` on the CPU, keeps what it finds in `docs/operators/`, and
-writes this page.
+How many operators of `torch.testing._internal.common_methods_invocations.op_db` run on each
+backend, called through `torch.compile(backend=...)` on the CPU.
 
-- **native**: every sample ran whole on the backend.
-- **fallback**: right, with at least one part of one sample in eager.
+- **native**: every sample ran whole on the backend, as one operator or decomposed into others.
+- **fallback**: right, with at least one part of one sample left to eager.
 - **wrong**, **crash**: results that are not as accurate as eager's, or an error.
 
-Results are compared with eager by `torch._dynamo.utils.same` against a float64 reference; integer
-results must be equal. Where Dynamo itself rewrites an operator into a less exact form (`addcdiv`
-with a value), what it captured is what counts.
-
-Of *gradients*, the differentiable results and the gradients of all inputs for random incoming
-gradients are compared: in float32 by the same rule, in float64 to 1e-9 of each tensor's largest
-element. There, what `torch.compile` itself cannot compile with any backend is a fallback, too.
-
-`nvfuser` ran on a double that computes with torch, in the place of nvFuser.
+`openxla, gradients` are the gradients of all inputs, for random incoming gradients. What
+`torch.compile` cannot compile with any backend is a fallback there.
 
 ## Summary
 """
+
+LOOK_UP = """\
+## Look up an operator
+
+In a checkout of the repository, `tools/look_up.py` prints the recorded results: a line for each
+backend and status, with all reasons. Patterns match names of the database:
+
+    python tools/look_up.py linalg.svd
+    python tools/look_up.py "*" --backend ltc --status fallback
+
+With an installed package, this command runs the operator with the versions that you have:
+
+    dynamo-backends conformance openxla --groups operators --only linalg.svd
+"""
+
+REASONS_HEAD = """\
+## Why operators run in eager
+
+The ten most common main reasons in float32, counted once for each operator and sweep. What Dynamo
+does not capture whole runs in parts with every backend of `torch.compile`.
+"""
+
+DIFFERENT_HEAD = """\
+## Where results differ
+
+Results are compared with eager by `torch._dynamo.utils.same` against a float64 reference; integer
+results must be equal. Gradients in float64 must be within 1e-9 of each tensor's largest element.
+Where Dynamo itself rewrites an operator into a less exact form (`addcdiv` with a value), what it
+captured is the reference. The samples hold no extreme values. [differences.md](differences.md)
+lists the known differences for those, with their causes.
+"""
+
+SWEEPS_HEAD = """\
+## Files and commands
+
+`make conformance ARGS="..."` runs a sweep and rewrites its file in `docs/operators/` and this page.
+Without arguments it runs all sweeps, which takes hours. `--resume` continues an interrupted one.
+"""
+
+FILES = """\
+Each file is JSON: `command`; `environment`, with the versions of all packages; `sweep`, what was
+run; and `results`, a row per operator and dtype:
+
+- `name`, `dtype`, `group` (`operators` or `gradients`), `samples` (how many were run), `seconds`.
+- `status`: `native`, `fallback`, `wrong`, `raises`, `crash` or `timeout`.
+- `reasons`: each reason with how often it occurred; of what runs in eager, or of a failure.
+
+Keys without a value are left out.
+"""
 _COLUMNS = (
-    "sweep", "dtype", "operators", "samples",
-    "native", "fallback", "wrong", "crash", "native share",
+    "sweep", "dtype", "operators", "native", "fallback", "wrong", "crash", "native share",
 )  # fmt: skip
 
 
@@ -58,7 +97,7 @@ class Sweep:
     """What was run, in words.
 
     Attributes:
-        name: Of the row, the section and, with "-" for what separates words, the file: the
+        name: Of the row and, with "-" for what separates words, the file: the
             backend's, or what of it was swept.
         backend: Which one ran the operators.
         arguments: Those of `make conformance`.
@@ -115,16 +154,42 @@ def write(outcomes: Sequence[Outcome], sweep: Sweep, docs: Path = DOCS) -> None:
 def page(docs: Path = DOCS) -> str:
     """The page of the sweeps that are kept."""
     summary: list[tuple[str, ...]] = []
-    sections = []
+    made: list[tuple[str, ...]] = []
+    machines: list[str] = []
+    chosen: list[str] = []
+    outcomes: list[tuple[str, Outcome]] = []
     for path in sorted((docs / DATA).glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         sweep = Sweep(**content["sweep"])
-        outcomes = [Outcome.from_dict(row) for row in content["results"]]
-        summary += _summary(outcomes, sweep.name)
-        said = conditions(content["environment"], content["command"], sweep.file)
-        sections.append(f"### {sweep.name}\n\n{said}\n\n{_section(outcomes, sweep)}")
-    tables = [rendering.table(_COLUMNS, summary, words=2), "## Operators that are not native\n"]
-    return "\n".join([HEAD, *tables, *sections])
+        ran = [Outcome.from_dict(row) for row in content["results"]]
+        outcomes += [(sweep.name, outcome) for outcome in ran]
+        summary += _summary(ran, sweep.name)
+        facts = content["environment"]
+        link, arguments = f"[{sweep.name}]({sweep.file})", f"`{sweep.arguments}`"
+        made.append((link, sweep.vendor, arguments, facts["date"]))
+        machines.append(f"{facts['processor']}, torch {facts['versions']['torch']}")
+        if sweep.operators != Sweep.operators:
+            chosen.append(f"- {sweep.name}: {sweep.operators[0].lower()}{sweep.operators[1:]}.")
+    eager = ((n, o) for n, o in outcomes if o.status == "fallback" and o.dtype == "float32")
+    failed = [(n, o) for n, o in outcomes if o.failed]
+    rows = [(n, str(o.check), o.status, pages.main_reason(o)) for n, o in failed[:10]]
+    return "\n".join(
+        [
+            HEAD,
+            rendering.table(_COLUMNS, summary, words=2),
+            LOOK_UP,
+            REASONS_HEAD,
+            pages.reasons_table("operators", eager),
+            DIFFERENT_HEAD,
+            f"Wrong results and errors: {len(failed)} of {len(outcomes)}.\n",
+            *([pages.table(("sweep", "check", "status", "why"), rows) + "\n"] if rows else []),
+            SWEEPS_HEAD,
+            pages.table(("results", "run by", "ARGS", "date"), made),
+            f"\nMeasured on {'; '.join(dict.fromkeys(machines))}.\n",
+            *(["These sweeps run a part of the operators:\n", *chosen, ""] if chosen else []),
+            FILES,
+        ]
+    )
 
 
 def _summary(outcomes: Sequence[Outcome], name: str) -> Iterator[tuple[str, ...]]:
@@ -135,22 +200,9 @@ def _summary(outcomes: Sequence[Outcome], name: str) -> Iterator[tuple[str, ...]
     for dtype, ran in by_dtype.items():
         count = Counter(o.status for o in ran)
         crashed = sum(o.failed for o in ran) - count["wrong"]
-        numbers = len(ran), sum(o.samples for o in ran), count["native"], count["fallback"]
+        numbers = len(ran), count["native"], count["fallback"]
         share = f"{native_share(ran, dtype):.1%}"
         yield name, dtype, *map(str, (*numbers, count["wrong"], crashed)), share
-
-
-def _section(outcomes: Sequence[Outcome], sweep: Sweep) -> str:
-    """With what a sweep was made, and its operators that are not native, with their reasons."""
-    samples = f"at most {sweep.limit} of its sample inputs" if sweep.limit else "its sample inputs"
-    grouped: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for o in outcomes:
-        if o.status != "native":
-            reason = next((r for r, _ in o.reasons.most_common() if "its block" not in r), o.status)
-            grouped[o.name, reason].append(o.dtype)
-    rows = [(op, ", ".join(dtypes), reason) for (op, reason), dtypes in sorted(grouped.items())]
-    lines = pages.table(("operator", "dtypes", "why"), rows)
-    return f"{sweep.operators} on {samples}, with {sweep.vendor}.\n\n{lines}\n"
 
 
 def _vendor(backend: str) -> str:

@@ -7,46 +7,56 @@
     python benchmarks/autotune.py --precision int8     # MiniLM, ResNet-50 and BERT, on real batches
     python benchmarks/autotune.py --models bert_base    # of real size: 12 layers of 768 features
 
-All are timed interleaved, on ten classic models and ten transformers. A figure is eager's median
-time over the backend's. Results are saved after every model, and a call with the same file goes on
-where the last one stopped. The exit status is 1 if autotune's result is wrong, if it is below 0.98
-times eager, or more than 3% behind the best single candidate.
+Unlike `dynamo-backends bench`, this program compiles all backends of a model in one process and
+times them in the same rounds: processes differ by more than what is looked for. The models are ten
+classic ones and ten transformers. A figure is eager's median time over the backend's. Results are
+saved after every model, and a call with the same file goes on where the last one stopped. The exit
+status is 1 if autotune's result is wrong, if it is below 0.98 times eager, or more than 3% behind
+the best single candidate.
 """
 
 import argparse
-import functools
-import itertools
+import gc
+import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 
 import harness
+from dynamo_backends._torch_private import dynamo_counters
+from dynamo_backends.bench import ledger, measuring
+from dynamo_backends.bench.accuracy import as_precise
+from dynamo_backends.bench.cells import EAGER, Cell, How, Outcome, Run
 from dynamo_backends.bench.results_files import ResultError
+from dynamo_backends.bench.suites.case import ModelCase
+from dynamo_backends.bench.summary import chosen_text
+from dynamo_backends.bench.work import DTYPES, Work, results
+from dynamo_backends.interface.compiler import compiler
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.registry import list_backends
+from dynamo_backends.workers import budget
 from harness import int8
-from harness.cell_runs import run_cells
-from harness.cell_tables import (
-    AUTOTUNE,
-    AUTOTUNE_OF_BEST,
-    cell_text,
-    fastest,
-    mean_ratio,
-    problems,
-)
-from harness.cells import EAGER, Cell, Measuring, Row, cells
-from harness.ledger import Ledger, rows_of
+from harness.kept import typed
 
+AUTOTUNE = "autotune"
 SINGLE = ("inductor", "inductor_freezing", "openxla", "onnxrt", "ov", "ofi")
 REDUCED = ("inductor_freezing", "ov", "openxla")  # can be told to compute in bfloat16
 OF_EACH_SUITE = 10
 LEAST_OF_EAGER = 0.98
+OF_BEST = 0.97
 
-Results = Mapping[str, Sequence[Row]]
-"""Rows by model."""
+Outcomes = Mapping[str, Outcome]
+"""Of a model, by backend."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,36 +66,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if settings.precision == "int8":
         return int8.run(settings, settings.backend or int8.SINGLE, console)
     with tempfile.TemporaryDirectory() as folder:
-        path = settings.json or Path(folder) / "results.json"
+        path = Path(settings.json or Path(folder) / "results.json")
         try:
-            todo = choose(settings)
-            ledger = Ledger(path, context(settings))
+            cases = choose(settings)
+            run = ledger.begin(context(settings), path, resume=True)
         except (ValueError, ResultError) as error:
             console.print(f"[red]{error}[/]", highlight=False)
             return 2
+        run.command = run.command or typed(sys.argv)
         console.print(f"[dim]{harness.environment_line()}, device {settings.device}[/]")
-        backends = [*(settings.backend or SINGLE), AUTOTUNE]
-        try:
-            left = run_cells(
-                todo, backends, ledger, functools.partial(measuring, settings), console,
-                budget_s=settings.budget,
-                on_cell=lambda c, rows: console.print(line(c.model, rows), highlight=False),
-            )  # fmt: skip
-        except (KeyboardInterrupt, SystemExit):
-            ledger.interrupt()
-            raise
-        found = {c.model: ledger.results[c] for c in todo if c in ledger.results}
-        console.print(table(found, backends, settings.precision, settings.batch))
-        for text in problems(ledger.results):
-            console.print(f"[red]{text}[/]", highlight=False)
+        left = measure_left(cases, run, path, settings, console)
+    found = by_model(run)
+    console.print(table(found, run.context))
+    for model, outcomes in found.items():
+        for name, outcome in outcomes.items():
+            if not outcome.passed:
+                text = f"{model}, {name}: {outcome.status}: {outcome.reason}"
+                console.print(f"[red]{text}[/]", highlight=False)
     if left:
         console.print(
             f"{left} models are left" + "; the same command goes on" * bool(settings.json)
         )
-    return 0 if all(passed(rows) for rows in found.values()) else 1
+    return 0 if all(map(passed, found.values())) else 1
 
 
-def choose(settings: argparse.Namespace) -> list[Cell]:
+def choose(settings: argparse.Namespace) -> list[ModelCase]:
     """The models to measure: of the suites, the named ones or ten of each.
 
     Raises:
@@ -94,115 +99,199 @@ def choose(settings: argparse.Namespace) -> list[Cell]:
     suites = [settings.suite] if settings.suite else ["classic", "transformers"]
     if settings.models and not settings.suite:
         suites.append("full_size")
-    cases = {name: harness.suite(name, settings.scale, settings.batch) for name in suites}
+    cases = [harness.suite(name, settings.scale, settings.batch) for name in suites]
     if settings.models:
-        wanted = {
-            c.name
-            for c in harness.find_cases(list(itertools.chain(*cases.values())), settings.models)
-        }
-        models = [(name, c.name) for name, some in cases.items() for c in some if c.name in wanted]
-    else:
-        models = [(name, c.name) for name, some in cases.items() for c in some[:OF_EACH_SUITE]]
-    return list(cells(models, [settings.batch], ["float32"], ["inference"]))
-
-
-def measuring(settings: argparse.Namespace, backends: Sequence[str]) -> Measuring:
-    """How models are measured: autotune chooses among the others."""
-    singles = [name for name in backends if name != AUTOTUNE]
-    options: dict[str, dict[str, Any]] = {
-        AUTOTUNE: {
-            "candidates": singles,
-            "precision": settings.precision,
-            "budget_s": settings.tuning,
-        }
-    }
-    if settings.precision == "bf16":
-        options |= {name: {"precision": "bf16"} for name in singles if name in REDUCED}
-    autocast = settings.precision == "bf16"
-    return Measuring(
-        settings.device, settings.scale, settings.rounds, options=options, autocast=autocast
-    )
+        return harness.find_cases([case for some in cases for case in some], settings.models)
+    return [case for some in cases for case in some[:OF_EACH_SUITE]]
 
 
 def context(settings: argparse.Namespace) -> dict[str, Any]:
     """What results depend on."""
     return {
         **harness.environment(),
-        **{k: getattr(settings, k) for k in ("device", "scale", "rounds", "precision", "tuning")},
+        **asdict(how_of(settings)),
+        "precision": settings.precision,
+        "tuning": settings.tuning,
         "backends": list(settings.backend or SINGLE),
         "date": time.strftime("%Y-%m-%d"),
     }
 
 
-def ratio_of(rows: Sequence[Row], backend: str) -> float | None:
-    """Speedup over eager; None if the backend failed or is wrong."""
-    return next((r.ratio for r in rows if r.backend == backend), None)
-
-
-def best_single(rows: Sequence[Row]) -> tuple[str, float]:
-    """The fastest single candidate and its speedup, eager among them."""
-    best = fastest(rows, without=[AUTOTUNE, EAGER])
-    return (
-        (EAGER, 1.0) if best is None or (best.ratio or 0) < 1 else (best.backend, best.ratio or 1)
+def how_of(settings: argparse.Namespace) -> How:
+    """How a model is measured; none is so slow that it gets fewer rounds."""
+    suite = settings.suite or "classic, transformers"
+    return How(
+        suite,
+        scale=settings.scale,
+        rounds=settings.rounds,
+        patience_s=3600.0,
+        device=settings.device,
     )
 
 
-def passed(rows: Sequence[Row]) -> bool:
+def measure_left(
+    cases: Sequence[ModelCase], run: Run, path: Path, settings: argparse.Namespace, console: Console
+) -> int:
+    """Measures the models that a run lacks, while there is time; returns how many remain."""
+    names = [*run.context["backends"], AUTOTUNE]
+    cells = {c.name: [Cell(c.name, name, batch=settings.batch) for name in names] for c in cases}
+    run.cells = list(dict.fromkeys([*run.cells, *(cell for of in cells.values() for cell in of)]))
+    due = [case for case in cases if run.left_of(cells[case.name])]
+    start, longest = time.perf_counter(), 0.0
+    for done, case in enumerate(due):
+        begun = time.perf_counter()
+        if settings.budget and done and begun - start + longest > settings.budget:
+            return len(due) - done
+        outcomes = measure(case, cells[case.name], settings)
+        seconds = time.perf_counter() - begun
+        longest = max(longest, seconds)
+        run.outcomes |= {c: replace(o, seconds=seconds / len(names)) for c, o in outcomes.items()}
+        ledger.save(run, path)
+        shown = ", ".join(f"{cell.backend} {text(found)}" for cell, found in outcomes.items())
+        console.print(f"[dim]{case.name}: {shown}[/]", highlight=False)
+    return 0
+
+
+def measure(
+    case: ModelCase, cells: Sequence[Cell], settings: argparse.Namespace
+) -> dict[Cell, Outcome]:
+    """Compiles a model with each backend, checks each, and times the right ones together."""
+    how = how_of(settings)
+    told: dict[Cell, dict[str, Any]] = {cell: {} for cell in cells}
+    options = options_of([cell.backend for cell in cells if cell.backend != AUTOTUNE], settings)
+
+    def backend_of(name: str) -> Any:
+        return compiler(name, **options.get(name, {})) if name in list_backends() else name
+
+    with many_backends(case):
+        work = Work(case, "inference", DTYPES["float32"], settings.device, backend_of)
+        eager = results(work.eager(), 1)
+        allowed = work.allowed(eager)
+        if settings.precision == "bf16":
+            with torch.autocast(settings.device, dtype=torch.bfloat16):
+                allowed = as_precise(eager, results(work.eager(), 1))
+        expected = measuring.Expected(eager, work.precise(), allowed)
+        steps = {EAGER: work.eager()}
+        for cell in cells:
+            dynamo_counters().clear()  # they are of one backend
+            try:
+                step = measuring.checked(work, cell, how, told[cell].update, expected)
+            except Exception as error:  # a row of the table; the others still have their turn
+                told[cell] |= {"status": "fail_to_run", "reason": brief_error(error)}
+                continue
+            if step is not None:
+                steps[cell.backend] = step
+        timings = measuring.race(steps, how)
+    for cell in cells:
+        if cell.backend in steps:
+            measuring.tell_speedup(timings[EAGER], timings[cell.backend], None, told[cell].update)
+    return {cell: Outcome.from_dict({"status": "pass", **told[cell]}) for cell in cells}
+
+
+@contextmanager
+def many_backends(case: ModelCase) -> Iterator[None]:
+    """Lets a model be compiled by many backends, and forgets them afterwards."""
+    torch.compiler.reset()
+    # Dynamo counts each backend of a model as one more compilation of the same code.
+    with torch._dynamo.config.patch(recompile_limit=64, allow_rnn="rnn" in case.tags):
+        yield
+    torch.compiler.reset()
+    budget.renew()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def options_of(singles: Sequence[str], settings: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Options by backend: autotune chooses among the others."""
+    tuned = {
+        "candidates": list(singles),
+        "precision": settings.precision,
+        "budget_s": settings.tuning,
+    }
+    reduced = REDUCED if settings.precision == "bf16" else ()
+    return {AUTOTUNE: tuned, **{name: {"precision": "bf16"} for name in singles if name in reduced}}
+
+
+def by_model(run: Run) -> dict[str, dict[str, Outcome]]:
+    """The outcomes of each model that was measured."""
+    found: dict[str, dict[str, Outcome]] = {}
+    for cell, outcome in run.outcomes.items():
+        found.setdefault(cell.model, {})[cell.backend] = outcome
+    return found
+
+
+def ratio_of(outcome: Outcome | None) -> float | None:
+    """Speedup over eager; None if the backend failed or is wrong."""
+    right = outcome is not None and outcome.passed and outcome.speedup is not None
+    return outcome.speedup.value if right else None  # type: ignore[union-attr]
+
+
+def best_single(outcomes: Outcomes) -> tuple[str, float]:
+    """The fastest single candidate and its speedup, eager among them."""
+    ratios = {n: r for n, o in outcomes.items() if n != AUTOTUNE and (r := ratio_of(o)) is not None}
+    return max([(EAGER, 1.0), *ratios.items()], key=lambda item: item[1])
+
+
+def passed(outcomes: Outcomes) -> bool:
     """Whether autotune is right, no slower than eager, and as fast as the best."""
-    ours = ratio_of(rows, AUTOTUNE)
-    return ours is not None and ours >= max(LEAST_OF_EAGER, AUTOTUNE_OF_BEST * best_single(rows)[1])
+    ours = ratio_of(outcomes.get(AUTOTUNE))
+    return ours is not None and ours >= max(LEAST_OF_EAGER, OF_BEST * best_single(outcomes)[1])
 
 
-def line(model: str, rows: Sequence[Row]) -> str:
-    """What is shown as soon as a model has been measured."""
-    shown = ", ".join(f"{r.backend} {cell_text(r)}" for r in rows if r.backend != EAGER)
-    return f"[dim]{model}: {shown}[/]"
+def text(outcome: Outcome | None) -> str:
+    """A backend's ratio, or what became of it."""
+    ratio = ratio_of(outcome)
+    return f"{ratio:.2f}" if ratio is not None else outcome.status if outcome else "-"
 
 
-def table(
-    results: Results, backends: Sequence[str], precision: str, batch: int, narrow: bool = True
-) -> Table:
+def table(found: Mapping[str, Outcomes], facts: Mapping[str, Any], narrow: bool = True) -> Table:
     """One line per model, and the geometric means; narrow: heads may be broken in two."""
-    title = f"speedup over eager, {precision}, batch {batch}, inference"
-    found = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
-    found.add_column("model")
+    backends = [*facts["backends"], AUTOTUNE]
+    title = f"speedup over eager, {facts['precision']}, inference"
+    shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("model")
     for name in ("eager ms", *backends):
         head = name.replace("_", "_\n", 1) if narrow else name
-        found.add_column(head, justify="right", no_wrap=True)
-    found.add_column("chosen")
+        shown.add_column(head, justify="right", no_wrap=True)
+    shown.add_column("chosen")
     for name in ("of best", "error"):
-        found.add_column(name, justify="right")
-    for model, rows in results.items():
-        of = {row.backend: row for row in rows}
-        best, ratio = best_single(rows)
-        eager, tuned = of.get(EAGER), of.get(AUTOTUNE)
-        ours = tuned.ratio if tuned else None
-        cells_of = [cell_text(of.get(n)) for n in backends]
-        found.add_row(
+        shown.add_column(name, justify="right")
+    for model, of in found.items():
+        best, ratio = best_single(of)
+        tuned = of.get(AUTOTUNE)
+        ours = ratio_of(tuned)
+        eager = [statistics.median(o.eager_s) * 1e3 for o in of.values() if o.eager_s]
+        shown.add_row(
             model,
-            f"{eager.ms:.1f}" if eager and eager.ms is not None else "-",
-            *(f"[bold]{c}[/]" if n == best else c for n, c in zip(backends, cells_of, strict=True)),
-            tuned.note if tuned else "",
+            f"{eager[0]:.1f}" if eager else "-",
+            *(f"[bold]{text(of.get(n))}[/]" if n == best else text(of.get(n)) for n in backends),
+            chosen(tuned),
             "-" if ours is None else f"{ours / ratio:.2f}",
             f"{tuned.max_rel:.0e}" if tuned and tuned.max_rel is not None else "-",
-            style=None if passed(rows) else "red",
+            style=None if passed(of) else "red",
         )
-    found.add_section()
-    means = [mean_ratio(results.values(), name) for name in backends]
-    shown = ["-" if m is None else f"{m:.2f}" for m in means]
-    found.add_row("geometric mean", "", *shown, "", "", "")
-    return found
+    shown.add_section()
+    means = [[ratio_of(of[n]) or 1.0 for of in found.values() if n in of] for n in backends]
+    cells = [f"{harness.geometric_mean(ratios):.2f}" if ratios else "-" for ratios in means]
+    shown.add_row("geometric mean", "", *cells, "", "", "")
+    return shown
+
+
+def chosen(outcome: Outcome | None) -> str:
+    """Whom autotune chose, and what it leaves to eager."""
+    if outcome is None:
+        return ""
+    left = f"{outcome.ops_fallback} operators in eager" if outcome.ops_fallback else ""
+    return "; ".join(filter(None, [chosen_text(outcome.chosen), left, outcome.note]))
 
 
 def published(content: Mapping[str, Any]) -> list[Table | str]:
     """What a file of results says, for a page."""
     if content["kind"] == "int8":
         return int8.published(content)
-    facts, measured = content["context"], rows_of(content)
-    batch = next(iter(measured)).batch
-    found = {cell.model: rows for cell, rows in measured.items()}
-    backends = [*facts["backends"], AUTOTUNE]
-    return [table(found, backends, facts["precision"], batch, narrow=False)]
+    run = ledger.run_of(content)
+    return [table(by_model(run), run.context, narrow=False)]
 
 
 def parse(arguments: Sequence[str] | None) -> Any:

@@ -1,48 +1,32 @@
-"""Every usable GPU backend on eleven models: speedup over eager, and whether the results are right.
+"""Every usable GPU backend on eleven models: are the results right, how fast, are targets met?
 
     python benchmarks/gpu.py
-    python benchmarks/gpu.py --budget 540            # stop in time; the next call goes on
-    python benchmarks/gpu.py --part 1/4 --json a.json
-    python benchmarks/gpu.py --device cpu --scale test --models resnet18 --backend openxla
+    timeout 540 python benchmarks/gpu.py     # the same command goes on where this one was ended
+    python benchmarks/gpu.py --models bert gpt2 --batch 1 --dtype float32 --mode inference
+    python benchmarks/gpu.py --device cpu --scale test --models resnet18 --backends openxla
 
-Models, batch sizes, dtypes and modes make cells; in each cell all backends are compiled, compared
-with float64 and timed in the same rounds. Results are saved after every cell, as JSON and as
-Markdown, and a call with the same file goes on where the last one stopped, also if the process was
-killed; a backend that took it along twice counts as failed. The exit status is 1 if a result is
-wrong or, on a GPU, a target is missed; and 2 without a CUDA device.
+This is `dynamo-backends bench gpu` with the backends that can run here, at batch 1 and 32, in
+float32 and bfloat16, in inference and training; it takes that command's options, and continues
+gpu-results.json. The exit status is 1 if a backend failed or, on a GPU, a target is missed; and 2
+without a CUDA device.
 """
 
 import argparse
-import functools
-import shlex
-import signal
+import math
+import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-import torch
-from rich.console import Console
-from rich.table import Table
+from dataclasses import dataclass
 
 import harness
 from dynamo_backends._torch_private.control import torch_backends
-from dynamo_backends.bench.results_files import ResultError
-from dynamo_backends.cli.doctor import look
+from dynamo_backends.bench import ledger
+from dynamo_backends.bench.cells import Outcome, Run
+from dynamo_backends.bench.statistics import geometric_mean
+from dynamo_backends.bench.suites.catalogue import gpu
+from dynamo_backends.cli.bench import path
+from dynamo_backends.cli.main import main as command
 from dynamo_backends.interface.registry import get_backend, list_backends
-from harness import cell_tables
-from harness.cell_runs import run_cells
-from harness.cells import DTYPES, Cell, Measuring, cells
-from harness.ledger import Ledger, rows_of
-
-MODELS = (
-    *(("classic", name) for name in (
-        "resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "vgg16",
-        "bert", "squeezenet1_1", "vit_s_16")),
-    ("transformers", "gpt2"),
-)  # fmt: skip
-"""Suite and name."""
 
 BACKENDS = {
     "cuda": ("inductor", "cudagraphs", "cudagraphs_eager", "openxla", "onnxrt_cuda", "tensorrt",
@@ -52,92 +36,42 @@ BACKENDS = {
 """By device type."""
 
 TORCHS = {"inductor": ("cuda", "cpu"), "cudagraphs": ("cuda",)}
-AUTOTUNE = cell_tables.AUTOTUNE
+AUTOTUNE = "autotune"
+OPENXLA_MEAN = 1.29  # what the original TorchDynamo's XLA backend reached on GPUs
+CUDAGRAPHS_RATIO = 2.0
+AUTOTUNE_OF_BEST = 0.97
+OVERHEAD_BOUND = 2.0  # the largest batch takes less than this much longer than the smallest
+
+Models = Mapping[str, Mapping[str, Outcome]]
+"""Outcomes by model and backend."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark, or a part of it; returns the exit status."""
-    settings = parse(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--scale", default="bench")
+    parser.add_argument("--output", type=path, default="gpu-results.json")
+    parser.add_argument("--backends", nargs="+")
+    settings, _ = parser.parse_known_args(given)
     console = harness.make_console()
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        console.print(
-            "[red]torch sees no CUDA device here.[/] `dynamo-backends doctor` says what is "
-            "missing; --device cpu runs this program on the CPU, with the backends for it."
-        )
-        return 2
-    try:
-        todo = choose(settings)
-        ledger = Ledger(settings.json, context(settings))
-    except (ValueError, ResultError) as error:
-        console.print(f"[red]{error}[/]", highlight=False)
-        return 2
-    backends, absent = usable(settings)
-    console.print(f"[dim]{harness.environment_line()}[/]")
-    console.print(f"[dim]{cell_tables.machine(ledger.context)}[/]", highlight=False)
-    for name, reason in absent.items():
-        console.print(f"[dim]without {name}: {reason}[/]", highlight=False)
-    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        left = run_cells(
-            todo, backends, ledger, functools.partial(measuring, settings), console,
-            budget_s=settings.budget,
-        )  # fmt: skip
-    except (KeyboardInterrupt, SystemExit):
-        ledger.interrupt()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-    return report(ledger, left, settings, console)
-
-
-def measuring(settings: argparse.Namespace, backends: Sequence[str]) -> Measuring:
-    """How cells are measured: autotune chooses among the others."""
-    singles = [name for name in backends if name != AUTOTUNE]
-    options: dict[str, dict[str, Any]] = {
-        AUTOTUNE: {"candidates": singles, "budget_s": settings.tuning}
-    }
-    return Measuring(settings.device, settings.scale, settings.rounds, settings.patience, options)
-
-
-def choose(settings: argparse.Namespace) -> list[Cell]:
-    """The cells of this call.
-
-    Raises:
-        ValueError: A model or a part does not exist.
-    """
-    known = {name: suite for suite, name in MODELS}
-    for name in settings.models or ():
-        if name not in known:
-            raise ValueError(f"unknown model {name!r}; there are: {', '.join(known)}")
-    names = settings.models or list(known)
-    models = [(known[name], name) for name in names]
-    every = list(cells(models, settings.batch, settings.dtype, settings.mode))
-    number, count = part(settings.part)
-    return every[number - 1 :: count]
-
-
-def part(text: str) -> tuple[int, int]:
-    """The numbers in a text such as "2/4".
-
-    Raises:
-        ValueError: It is not such a text.
-    """
-    number, slash, count = text.partition("/")
-    if not (slash and number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
-        raise ValueError(f"--part must be like 2/4, the second of four parts, not {text!r}")
-    return int(number), int(count)
-
-
-def usable(settings: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
-    """The backends that can run here, and why others cannot."""
-    found, absent = [], {}
-    for name in settings.backend or BACKENDS[settings.device]:
+    backends = settings.backends or []
+    for name in () if backends else BACKENDS.get(settings.device, ()):
         reason = why_not(name, settings.device)
         if reason:
-            absent[name] = reason
+            console.print(f"[dim]without {name}: {reason}[/]", highlight=False)
         else:
-            found.append(name)
-    return found, absent
+            backends.append(name)
+    defaults = ["--device", "cuda", "--batch", "1", "32", "--dtype", "float32", "bf16",
+                "--mode", "inference", "training", "--patience", "30",
+                "--output", "gpu-results.json", "--resume"]  # fmt: skip
+    status = command(["bench", "gpu", *defaults, "--backends", *backends, *given])
+    if status <= 1 and (settings.device, settings.scale) == ("cuda", "bench"):
+        for aim in targets(ledger.read(settings.output)):
+            console.print(f"target: {aim.line()}", highlight=False)
+            status = max(status, int(aim.met is False))
+    return status
 
 
 def why_not(name: str, device: str) -> str:
@@ -155,103 +89,105 @@ def why_not(name: str, device: str) -> str:
     return ""
 
 
-def context(settings: argparse.Namespace) -> dict[str, Any]:
-    """What results depend on."""
-    facts, environment = look(), harness.environment()
-    return {
-        "device": ", ".join(facts.visible)
-        if settings.device == "cuda"
-        else environment["processor"],
-        "driver": facts.driver,
-        "cuda": facts.built_for,
-        "versions": environment["versions"],
-        "python": environment["python"],
-        "scale": settings.scale,
-        "rounds": settings.rounds,
-        "date": time.strftime("%Y-%m-%d"),
+@dataclass(frozen=True)
+class Target:
+    """What was aimed at.
+
+    Attributes:
+        what: The target, in words.
+        found: What was measured; empty if nothing was yet.
+        met: Whether it is met; None if it cannot be said yet.
+    """
+
+    what: str
+    found: str = ""
+    met: bool | None = None
+
+    def line(self) -> str:
+        """In one line."""
+        verdict = {True: "met", False: "NOT met", None: "open"}[self.met]
+        return f"{self.what}: {verdict}" + (f" ({self.found})" if self.found else "")
+
+
+def targets(run: Run, expected: int = len(gpu())) -> list[Target]:
+    """The three targets.
+
+    Args:
+        run: What was measured.
+        expected: How many models a complete table has.
+    """
+    tables: dict[tuple[str, str, int], dict[str, dict[str, Outcome]]] = {}
+    for cell, outcome in run.outcomes.items():
+        kind = (cell.mode, cell.dtype, cell.batch or 0)
+        tables.setdefault(kind, {}).setdefault(cell.model, {})[cell.backend] = outcome
+    simple = {
+        b: models for (*kind, b), models in tables.items() if kind == ["inference", "float32"]
     }
+    whole = all(len(models) == expected for models in tables.values())
+    return [_openxla(simple, expected), _autotune(tables, whole), _cudagraphs(simple, expected)]
 
 
-def report(ledger: Ledger, left: int, settings: argparse.Namespace, console: Console) -> int:
-    """Prints and saves the tables; returns the exit status."""
-    results = in_order(ledger.results)
-    for table in cell_tables.rich_tables(results):
-        console.print(table)
-    wrong = cell_tables.problems(results)
-    for text in wrong:
-        console.print(f"[red]{text}[/]", highlight=False)
-    on_gpu = settings.device == "cuda" and settings.scale == "bench"
-    aims = cell_tables.targets(results, len(MODELS)) if on_gpu else []
-    for aim in aims:
-        console.print(f"target: {aim.line()}", highlight=False)
-    command = " ".join(["python", "benchmarks/gpu.py", *map(shlex.quote, settings.given)])
-    page = cell_tables.markdown(results, ledger.context, aims, command)
-    path = Path(settings.markdown or Path(settings.json).with_suffix(".md"))
-    path.write_text(page, encoding="utf-8")
-    console.print(f"saved {settings.json} and {path}", highlight=False)
-    if left:
-        console.print(f"{left} cells are left; the same command goes on with them")
-    return int(bool(wrong) or any(aim.met is False for aim in aims))
+def ratio(outcome: Outcome | None) -> float:
+    """Eager's time over the backend's; a model that it cannot run right counts as eager."""
+    right = outcome is not None and outcome.passed and outcome.speedup is not None
+    return outcome.speedup.value if right else 1.0  # type: ignore[union-attr]
 
 
-def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """What a file of results says, for a page."""
-    results = in_order(rows_of(content))
-    aims = [aim for aim in cell_tables.targets(results, len(MODELS)) if aim.found]
-    tables = cell_tables.rich_tables(results, cell_tables.with_seconds)
-    for column in (column for table in tables for column in table.columns):
-        column.header = str(column.header).replace("\n", "")  # pages are wider than terminals
-    return [
-        *tables,
-        *(f"Target: {aim.line()}" for aim in aims),
+def _openxla(tables: Mapping[int, Models], expected: int) -> Target:
+    what = f"openxla >= {OPENXLA_MEAN} x eager, geometric mean of float32 inference"
+    found = [o["openxla"] for models in tables.values() for o in models.values() if "openxla" in o]
+    if not found:
+        return Target(what)
+    mean = geometric_mean(map(ratio, found))
+    whole = all(len(models) == expected for models in tables.values())
+    return Target(
+        what, f"{mean:.2f} over {len(found)} cells", mean >= OPENXLA_MEAN if whole else None
+    )
+
+
+def _autotune(tables: Mapping[tuple[str, str, int], Models], whole: bool) -> Target:
+    what = "autotune within 3% of the best candidate on every model"
+    shares = {}
+    for (mode, dtype, batch), models in tables.items():
+        for model, outcomes in models.items():
+            others = [ratio(o) for name, o in outcomes.items() if name != AUTOTUNE]
+            if AUTOTUNE in outcomes and others:
+                own = outcomes[AUTOTUNE]
+                place = f"{model} in {mode}, {dtype}, batch {batch}"
+                shares[place] = ratio(own) / max(1.0, *others) if own.passed else 0.0
+    if not shares:
+        return Target(what)
+    worst = min(shares, key=shares.__getitem__)
+    reached = sum(share >= AUTOTUNE_OF_BEST for share in shares.values())
+    found = f"{reached} of {len(shares)} cells; the worst is {shares[worst]:.2f}, {worst}"
+    good = reached == len(shares)
+    return Target(what, found, None if good and not whole else good)
+
+
+def _cudagraphs(tables: Mapping[int, Models], expected: int) -> Target:
+    what = f"cudagraphs >= {CUDAGRAPHS_RATIO:.0f} x eager at batch 1 on overhead-bound models"
+    small, large = tables.get(1, {}), tables.get(max(tables, default=1), {})
+    names = ("cudagraphs", "cudagraphs_eager")
+    if small is large or not any(name in o for o in small.values() for name in names):
+        return Target(what)
+    bound = [
+        model
+        for model in {*small} & {*large}
+        if _eager_s(large[model]) < OVERHEAD_BOUND * _eager_s(small[model])
     ]
+    if not bound:
+        return Target(what, "no model is overhead-bound")
+    ratios = {m: max(ratio(small[m].get(name)) for name in names) for m in sorted(bound)}
+    found = ", ".join(f"{model} {value:.2f}" for model, value in ratios.items())
+    whole = len(small) == len(large) == expected
+    met = all(value >= CUDAGRAPHS_RATIO for value in ratios.values())
+    return Target(what, found, met if whole else None)
 
 
-def in_order(results: cell_tables.Results) -> cell_tables.Results:
-    """The results as tables and lines show them."""
-    return dict(sorted(results.items(), key=lambda item: order(item[0])))
-
-
-def order(cell: Cell) -> tuple[int, ...]:
-    """Where a cell's table and line stand."""
-    names = [name for _, name in MODELS]
-    modes = ("inference", "training")
-    return (
-        modes.index(cell.mode),
-        list(DTYPES).index(cell.dtype),
-        cell.batch,
-        names.index(cell.model),
-    )
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="only these models")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 32], metavar="N")
-    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=list(DTYPES))
-    parser.add_argument("--mode", nargs="+", default=["inference", "training"],
-                        choices=["inference", "training"])  # fmt: skip
-    parser.add_argument("--backend", action="append", metavar="NAME", help="only this; repeatable")
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--rounds", type=int, default=20, help="samples of each")
-    parser.add_argument("--patience", type=float, default=30.0, metavar="S",
-                        help="no round of a cell begins so long after its first")  # fmt: skip
-    parser.add_argument("--tuning", type=float, default=120.0, metavar="S",
-                        help="seconds that autotune may take for a cell")  # fmt: skip
-    parser.add_argument(
-        "--part", default="1/1", metavar="K/N", help="only each Nth cell, from K on"
-    )
-    parser.add_argument(
-        "--budget", type=float, metavar="S", help="begin no cell that may end later"
-    )
-    parser.add_argument("--json", default="gpu-results.json", metavar="FILE",
-                        help="results; an existing file is continued")  # fmt: skip
-    parser.add_argument("--markdown", metavar="FILE", help="default: FILE.md beside the JSON")
-    settings = parser.parse_args(arguments)
-    settings.given = list(sys.argv[1:] if arguments is None else arguments)
-    return settings
+def _eager_s(outcomes: Mapping[str, Outcome]) -> float:
+    """Median of eager's calls, beside whichever backend; NaN if nothing was timed."""
+    samples = [second for outcome in outcomes.values() for second in outcome.eager_s]
+    return statistics.median(samples) if samples else math.nan
 
 
 if __name__ == "__main__":

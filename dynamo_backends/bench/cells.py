@@ -91,13 +91,13 @@ class Speedup:
         low: Lower end of its 95% confidence interval.
         high: Upper end.
         p: Probability of rounds that differ so much if both were as fast (Wilcoxon's signed-rank
-            test on the logarithms).
+            test on the logarithms); None: it was not tested.
     """
 
     value: float
     low: float
     high: float
-    p: float
+    p: float | None = None
 
 
 @dataclass(frozen=True)

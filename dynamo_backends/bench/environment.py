@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,8 +29,19 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "driver": driver_version() or None,
         "versions": versions(_PACKAGES) | package_versions(list_backends()),
     }
+
+
+def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """Returns the version of NVIDIA's driver: "unknown" if the file hides it, empty without one."""
+    try:  # a line such as "NVRM version: NVIDIA UNIX ... Module  580.65.06  ..."
+        words = file.read_text(encoding="utf-8").split()
+    except OSError:
+        return ""
+    numbers = [word for word in words if word[:1].isdigit() and "." in word]
+    return numbers[0] if numbers else ("unknown" if words else "")
 
 
 def threads_in_words(count: int | None) -> str:

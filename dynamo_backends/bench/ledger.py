@@ -36,13 +36,23 @@ def read(path: Path) -> Run:
     """
     content = results_files.read(path, KIND)
     try:
-        run = Run(_BEFORE | content["context"], [Cell(**c) for c in content["cells"]])
-        run.command = content["command"]
-        for given in content["results"]:
-            cell = Cell(**given.pop("cell"))
-            run.outcomes[cell] = Outcome.from_dict(given)
+        return run_of(content)
     except (ValueError, KeyError, TypeError) as error:
         raise results_files.damaged(path, KIND, error) from error
+
+
+def run_of(content: Mapping[str, Any]) -> Run:
+    """Returns the run that a file holds.
+
+    Raises:
+        KeyError, TypeError, ValueError: It holds something else.
+    """
+    run = Run(_BEFORE | content["context"], [Cell(**c) for c in content["cells"]])
+    run.command = content["command"]
+    for given in content["results"]:
+        rest = dict(given)
+        cell = Cell(**rest.pop("cell"))
+        run.outcomes[cell] = Outcome.from_dict(rest)
     return run
 
 

@@ -4,7 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -55,25 +55,53 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     tell(stage="reference")
     precise, note = _precise(work, expected)
     allowed = work.allowed(expected)
-    tell(stage="compile", note=note)
-    run, uncompiled = _compile(work, cell, how, tell, "compile_cold_s")
-    if uncompiled:
-        tell(status="not_compiled", reason=uncompiled)
-        return
-    tell(stage="compare")
-    found = results(run, max(_CALLS, work.calls) - work.calls_to_compile)
-    accuracy = compare_outputs(expected, found, precise, limit, allowed)
-    tell(max_rel=accuracy.max_rel)
-    if not accuracy.passed:
-        tell(status="fail_accuracy", reason=accuracy.detail)
+    tell(note=note)
+    run = checked(work, cell, how, tell, Expected(expected, precise, allowed))
+    if run is None:
         return
     if how.accuracy:
         tell(stage="done")
         return
-    del expected, found, precise, allowed
+    del expected, precise, allowed
     gc.collect()
     tell(stage="rounds")
-    _rounds(work, run, how, tell)
+    with Load() as load:
+        timings = race({EAGER: timed(work.eager()), "backend": timed(run)}, how)
+    tell_speedup(timings[EAGER], timings["backend"], load.of_others, tell)
+
+
+class Expected(NamedTuple):
+    """What a backend's results are compared with, see `accuracy.compare_outputs`."""
+
+    eager: Any
+    precise: Any
+    allowed: Any
+
+
+def checked(work: Work, cell: Cell, how: How, tell: Tell, expected: Expected) -> Runner | None:
+    """Compiles a model, and returns it if its results are right.
+
+    Args:
+        work: The model.
+        cell: The backend.
+        how: How it is measured.
+        tell: Told what is found, and why nothing is returned.
+        expected: Right results.
+    """
+    tell(stage="compile")
+    run, uncompiled = _compile(work, cell, how, tell, "compile_cold_s")
+    if uncompiled:
+        tell(status="not_compiled", reason=uncompiled)
+        return None
+    tell(stage="compare")
+    found = results(run, max(_CALLS, work.calls) - work.calls_to_compile)
+    limit = tolerance(cell.dtype, cell.mode)
+    accuracy = compare_outputs(expected.eager, found, expected.precise, limit, expected.allowed)
+    tell(max_rel=accuracy.max_rel)
+    if not accuracy.passed:
+        tell(status="fail_accuracy", reason=accuracy.detail)
+        return None
+    return run
 
 
 def warm(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
@@ -166,23 +194,27 @@ def why_uncompiled(reports: Sequence[GraphReport], graphs: int) -> str:
     return next(iter(reasons), "the graphs have no operators")
 
 
-def _rounds(work: Work, run: Runner, how: How, tell: Tell) -> None:
-    steps = {EAGER: timed(work.eager()), "backend": timed(run)}
+def race(steps: dict[str, Runner], how: How) -> dict[str, Timing]:
+    """Times calls in the same rounds.
+
+    Args:
+        steps: By name, eager among them.
+        how: How they are measured.
+    """
     call_s = _once(steps[EAGER], how.device)
     slow = call_s > _SLOW_S
-    with Load() as load:
-        timings = compare(
-            steps,
-            how.rounds,
-            PAUSE_S,
-            warmup=0 if slow else 2,
-            lead_in=0 if slow else 1,
-            repeat=max(1, min(_MOST_REPEATS, int(_SAMPLE_S / max(call_s, 1e-7)))),
-            budget_s=how.patience_s,
-            least_rounds=LEAST_ROUNDS,
-            synchronize=synchronizing(how.device),
-        )
-    tell_speedup(timings[EAGER], timings["backend"], load.of_others, tell)
+    return compare(
+        steps,
+        how.rounds,
+        PAUSE_S,
+        warmup=0 if slow else 2,
+        lead_in=0 if slow else 1,
+        repeat=max(1, min(_MOST_REPEATS, int(_SAMPLE_S / max(call_s, 1e-7)))),
+        budget_s=how.patience_s,
+        least_rounds=LEAST_ROUNDS,
+        baseline=EAGER,
+        synchronize=synchronizing(how.device),
+    )
 
 
 def tell_speedup(eager: Timing, backend: Timing, of_others: float | None, tell: Tell) -> None:

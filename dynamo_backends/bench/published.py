@@ -150,8 +150,7 @@ def conditions(facts: Mapping[str, Any], command: str, file: str) -> str:
     """When, how and on what something was measured, in one sentence.
 
     Args:
-        facts: What results depend on, as `bench.environment` or benchmarks/gpu.py has it, with
-            the date.
+        facts: What results depend on, as `bench.environment` has it, with the date.
         command: What measures them.
         file: Where the page finds the results, which have the versions of all packages.
     """
@@ -166,9 +165,10 @@ def conditions(facts: Mapping[str, Any], command: str, file: str) -> str:
 
 
 def _device(facts: Mapping[str, Any]) -> Any:
-    if "driver" in facts:
-        return f"{facts['device']}, driver {facts['driver']}, CUDA {facts['cuda']}"
-    return facts.get("cuda") if facts.get("device") == "cuda" else facts.get("processor")
+    if facts.get("device") != "cuda":
+        return facts.get("processor")
+    driver = facts.get("driver")
+    return f"{facts.get('cuda')}, driver {driver}" if driver else facts.get("cuda")
 
 
 def backends_table(run: Run) -> str:

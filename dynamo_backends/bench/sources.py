@@ -8,6 +8,7 @@ from dynamo_backends.bench.cells import How
 from dynamo_backends.bench.factories import Loaded, made_by, named_in
 from dynamo_backends.bench.suites import SUITES, Scale, find_cases
 from dynamo_backends.bench.suites.case import Inputs, ModelCase
+from dynamo_backends.bench.suites.catalogue import gpu
 from dynamo_backends.bench.suites.huggingface import huggingface
 from dynamo_backends.bench.suites.streams import StreamCase, generation, traffic
 from dynamo_backends.bench.suites.timm import timm
@@ -63,6 +64,7 @@ Case = ModelCase | StreamCase
 Source = Callable[[How, int | None], Sequence[Case]]
 
 _LISTS: dict[str, Source] = {
+    "gpu": lambda how, batch: gpu(how.scale, batch or _BATCH),
     "huggingface": lambda how, batch: huggingface(how.scale, batch),
     "timm": lambda how, batch: timm(how.scale, batch),
     "traffic": lambda how, batch: _without_batch(how, batch, traffic),

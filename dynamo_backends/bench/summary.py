@@ -133,9 +133,12 @@ def chosen_text(chosen: Iterable[str]) -> str:
 
 def significant(outcomes: Iterable[Outcome]) -> dict[int, float]:
     """P-values that allow for how many there are, by `id` of the outcome."""
-    timed = [o for o in outcomes if o.passed and o.speedup is not None]
-    ps = adjusted([o.speedup.p for o in timed if o.speedup is not None])
-    return {id(o): p for o, p in zip(timed, ps, strict=True)}
+    tested = {
+        id(o): o.speedup.p
+        for o in outcomes
+        if o.passed and o.speedup is not None and o.speedup.p is not None
+    }
+    return dict(zip(tested, adjusted([*tested.values()]), strict=True))
 
 
 def _summary(key: Key, outcomes: dict[Cell, Outcome]) -> Summary:
@@ -144,7 +147,7 @@ def _summary(key: Key, outcomes: dict[Cell, Outcome]) -> Summary:
     speedups = {c.model: o.speedup.value for c, o in passed.items() if o.speedup is not None}
     lowest = min(speedups, key=speedups.__getitem__, default=None)
     ps = significant(passed.values())
-    clear = [o.speedup.value for o in passed.values() if o.speedup and ps[id(o)] < LEVEL]
+    clear = [o.speedup.value for o in passed.values() if o.speedup and ps.get(id(o), 1.0) < LEVEL]
     return Summary(
         key=key,
         passed=len(passed),

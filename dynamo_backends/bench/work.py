@@ -77,10 +77,19 @@ class Work:
         mode: Of the cell.
         dtype: Of weights and inputs.
         device: Where it runs.
+        backend_of: What `torch.compile` takes for the name of a backend.
     """
 
-    def __init__(self, case: ModelCase, mode: Mode, dtype: torch.dtype, device: str = "cpu"):
+    def __init__(
+        self,
+        case: ModelCase,
+        mode: Mode,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        backend_of: Callable[[str], Any] = compiling,
+    ):
         self._mode, self._dtype, self._device = mode, dtype, device
+        self._backend_of = backend_of
         self._model = case.make().to(device, dtype)
         if mode != "inference":
             without_dropout(self._model.train())
@@ -127,7 +136,7 @@ class Work:
             return _steps(copy.deepcopy(model), given, backend)
         function: Any = model
         if backend is not None:
-            function = torch.compile(model, backend=compiling(backend))
+            function = torch.compile(model, backend=self._backend_of(backend))
         if self._mode == "inference":
             return torch.no_grad()(lambda: call(function, given))
         return lambda: _gradients(function, model, given)

@@ -91,6 +91,7 @@ SUITE is one of
   torchbench                with --path CHECKOUT of https://github.com/pytorch/benchmark
   FILE.py:MODELS            a dict (or a function that returns one) from names to functions; these
                             return what `explain` takes of a file: (model, args), ...
+  gpu                       the classic models and GPT-2, which benchmarks/gpu.py measures
   recurrent, unet, control_flow, full_size
 
 BACKEND is a name that torch.compile takes, "eager" (nothing is compiled: what noise does),

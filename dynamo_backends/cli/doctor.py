@@ -277,11 +277,13 @@ def look() -> Facts:
     """Reads the driver, the toolkit and the packages of this machine."""
     import torch
 
+    from dynamo_backends.bench.environment import driver_version
+
     visible = torch.cuda.is_available()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Facts(
         devices=_pci_devices(Path("/sys/bus/pci/devices")),
-        driver=_driver_version(Path("/proc/driver/nvidia/version")),
+        driver=driver_version(),
         torch=str(torch.__version__),
         built_for=torch.version.cuda or "",
         visible=tuple(names) if visible else (),
@@ -346,13 +348,6 @@ def _pci_devices(folder: Path) -> int | None:
         _read(device / "vendor") == _NVIDIA and _read(device / "class").startswith(_DISPLAY)
         for device in folder.iterdir()
     )
-
-
-def _driver_version(file: Path) -> str:
-    """The version in a line such as "NVRM version: NVIDIA UNIX ... Module  580.65.06  ..."."""
-    words = _read(file).split()
-    numbers = [w for w in words if w[:1].isdigit() and "." in w]
-    return numbers[0] if numbers else ("unknown" if words else "")
 
 
 def _read(file: Path) -> str:

@@ -10,7 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import harness
-from harness.cells import Row
+from dynamo_backends.bench.cells import Cell, Outcome
+from dynamo_backends.bench.suites.case import ModelCase
+from tests.bench.made_up import failing, passing
 from tests.bench.programs import ROOT, load
 
 PROGRAMS = (
@@ -306,7 +308,7 @@ def test_autotune_is_measured_beside_its_candidates_and_continued(
 @pytest.mark.long
 def test_autotune_measures_bert_base_if_it_is_asked_to(capsys: pytest.CaptureFixture[str]) -> None:
     program = load("benchmarks/autotune.py")
-    assert "bert_base" not in {cell.model for cell in program.choose(program.parse([]))}
+    assert "bert_base" not in {case.name for case in program.choose(program.parse([]))}
     flags = ["--models", "bert_base", "--scale", "test", "--rounds", "3", "--backend", "ltc"]
     program.main(flags)
     found = capsys.readouterr().out
@@ -315,12 +317,58 @@ def test_autotune_measures_bert_base_if_it_is_asked_to(capsys: pytest.CaptureFix
 
 def test_autotune_has_to_keep_up_with_the_best() -> None:
     program = load("benchmarks/autotune.py")
-    rows = [Row("eager", "ok", ms=2.0, ratio=1.0), Row("onnxrt", "ok", ms=1.0, ratio=2.0)]
-    rows += [Row("ov", "wrong", ms=None, ratio=None)]
-    assert program.best_single(rows) == ("onnxrt", 2.0)
-    assert program.passed([*rows, Row("autotune", "ok", ratio=1.95)])
-    assert not program.passed([*rows, Row("autotune", "ok", ratio=1.9)])
-    assert not program.passed([*rows, Row("autotune", "wrong")])
-    slow = [rows[0], Row("onnxrt", "ok", ratio=0.5)]
+
+    def tuned(ratio: float) -> dict[str, Outcome]:
+        return {"autotune": passing(ratio, noise=0)}
+
+    found = {"onnxrt": passing(2.0, noise=0), "ov": failing("fail_accuracy")}
+    assert program.best_single(found) == ("onnxrt", pytest.approx(2.0))
+    assert program.passed({**found, **tuned(1.95)})
+    assert not program.passed({**found, **tuned(1.9)})
+    assert not program.passed({**found, "autotune": failing("fail_accuracy")})
+    slow = {"onnxrt": passing(0.5, noise=0)}
     assert program.best_single(slow) == ("eager", 1.0)
-    assert not program.passed([*slow, Row("autotune", "ok", ratio=0.975)])
+    assert not program.passed({**slow, **tuned(0.975)})
+
+
+def wrong(captured: Any, inputs: Any) -> Any:
+    return lambda *args: [x * 1.05 for x in captured(*args)]
+
+
+def broken(captured: Any, inputs: Any) -> Any:
+    raise RuntimeError("no licence")
+
+
+def in_bfloat16(captured: Any, inputs: Any) -> Any:
+    def run(*args: Any) -> list[Any]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return [x.float() for x in captured(*args)]
+
+    return run
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_bfloat16_is_right_only_where_eager_may_compute_so(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.backends import registry
+
+    for function in (wrong, broken, in_bfloat16):
+        monkeypatch.setattr(function, "_tags", (), raising=False)
+        monkeypatch.setitem(registry._COMPILER_FNS, function.__name__, function)
+        monkeypatch.setitem(registry._BACKENDS, function.__name__, None)
+    program = load("benchmarks/autotune.py")
+    settings = program.parse(["--precision", precision, "--rounds", "2", "--scale", "test"])
+    dense = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+    case = ModelCase("dense", lambda: dense, lambda: (torch.randn(2, 6),))
+    names = ("wrong", "broken", "in_bfloat16", "aot_eager")
+    cells = [Cell("dense", name, batch=2) for name in names]
+    found = {cell.backend: o for cell, o in program.measure(case, cells, settings).items()}
+    statuses = [found[name].status for name in names]
+    inexact = "fail_accuracy" if precision == "float32" else "pass"
+    assert statuses == ["fail_accuracy", "fail_to_run", inexact, "pass"]
+    assert found["broken"].reason == "RuntimeError: no licence"
+    assert found["in_bfloat16"].max_rel > 1e-4, "of float32, not of autocast"
+    assert found["aot_eager"].speedup is not None
+    assert found["wrong"].speedup is None
+    assert found["aot_eager"].graphs == 1, "its own, not those of all backends"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from rich.table import Table
 
+from dynamo_backends.bench import ledger
+from tests.bench.made_up import passing, run_of
 from tests.bench.programs import load
 
 MIB = 2**20
@@ -191,29 +194,21 @@ def test_imports_are_shown_in_a_sentence() -> None:
 
 
 def test_autotune_is_shown_beside_its_candidates(tmp_path: Path) -> None:
-    program = load("benchmarks/autotune.py")
-    cell = {
-        "suite": "classic",
-        "model": "bert",
-        "batch": 4,
-        "dtype": "float32",
-        "mode": "inference",
-    }
-    rows = [
-        {"backend": "eager", "status": "ok", "ms": 20.0},
-        {"backend": "inductor_freezing", "status": "ok", "ms": 10.0, "ratio": 2.0},
-        {"backend": "autotune", "status": "ok", "ms": 8.0, "ratio": 2.5, "max_rel": 1e-6,
-         "note": "chose ov"},
-    ]  # fmt: skip
-    content = {
-        "kind": "cells", "context": {"backends": ["inductor_freezing"], "precision": "float32"},
-        "results": [{"cell": cell, "seconds": 1.0, "rows": rows}],
-    }  # fmt: skip
-    (table,) = program.published(content)
+    run = run_of(
+        {
+            ("bert", "inductor_freezing"): passing(2.0, noise=0),
+            ("bert", "autotune"): replace(passing(2.5, noise=0, chosen=("ov",)), max_rel=1e-6),
+        }
+    )
+    run.context |= {"backends": ["inductor_freezing"], "precision": "float32"}
+    ledger.save(run, tmp_path / "run.json")
+    content = json.loads((tmp_path / "run.json").read_text())
+    (table,) = load("benchmarks/autotune.py").published(content)
     heads = [str(column.header) for column in table.columns]
     assert heads[:4] == ["model", "eager ms", "inductor_freezing", "autotune"]
     first = [next(iter(column.cells)) for column in table.columns]
-    assert first == ["bert", "20.0", "[bold]2.00[/]", "2.50", "chose ov", "1.25", "1e-06"]
+    chosen = "ov; 1 operators in eager"
+    assert first == ["bert", "10.0", "[bold]2.00[/]", "2.50", chosen, "1.25", "1e-06"]
 
 
 def test_where_results_are_kept_is_not_among_them(

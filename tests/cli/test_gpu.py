@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynamo_backends.bench.environment import driver_version
 from dynamo_backends.cli import diagnose, doctor, main
 from dynamo_backends.cli.doctor import GPU_BACKENDS, Facts, GpuBackend, lacks, machine_lacks
 from dynamo_backends.interface.registry import get_backend, list_backends
@@ -78,8 +79,8 @@ def test_the_bus_and_the_driver_are_read_from_files(tmp_path: Path):
     assert doctor._pci_devices(tmp_path / "absent") is None
     line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 06:54:38 UTC 2026"
     (tmp_path / "version").write_text(line)
-    assert doctor._driver_version(tmp_path / "version") == "580.65.06"
-    assert doctor._driver_version(tmp_path / "none") == ""
+    assert driver_version(tmp_path / "version") == "580.65.06"
+    assert driver_version(tmp_path / "none") == ""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -1,26 +1,23 @@
 """Models under capture: all that the comparison on GPUs has."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 import dynamo_backends
 from dynamo_backends.bench.suites import call
-from harness import check, find_case
-from tests.bench.programs import load
+from dynamo_backends.bench.suites.case import ModelCase
+from dynamo_backends.bench.suites.catalogue import gpu
+from harness import check
 from tests.cudagraphs.conftest import Machine
 from tests.rotation import long_if
 
-MODELS = load(str(Path("benchmarks") / "gpu.py")).MODELS
 FEW = ("squeezenet1_1",)
 
 
 @pytest.mark.parametrize(
-    ("suite", "name"), [long_if(name not in FEW, s, name, id=name) for s, name in MODELS]
+    "case", [long_if(case.name not in FEW, case, id=case.name) for case in gpu("test")]
 )
-def test_a_model_is_one_graph(suite: str, name: str, machine: Machine):
-    case = find_case(suite, name, "test")
+def test_a_model_is_one_graph(case: ModelCase, machine: Machine):
     with torch.device("cpu"):
         model, inputs = case.make(), case.inputs()
     model = model.to(machine.device)

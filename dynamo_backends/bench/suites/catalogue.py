@@ -39,6 +39,11 @@ def full_size(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
     return [ModelCase("bert_base", build, tokens(batch, length, words), attention)]
 
 
+def gpu(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
+    """Returns the models that are measured on GPUs: the classic ones and GPT-2."""
+    return [*classic(scale, batch), *find_cases(transformers(scale, batch), ["gpt2"])]
+
+
 class _HasName(Protocol):
     @property
     def name(self) -> str: ...

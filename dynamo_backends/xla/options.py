@@ -59,7 +59,7 @@ class XlaOptions(Options):
     Attributes:
         device: Where XLA runs: "cpu", "cuda", "tpu", or one of several, "tpu:1". "auto": where the
             tensors are. What is computed on a device that torch does not share memory with stays
-            there (docs/lazy.md).
+            there (docs/openxla.md).
         precision: "float32" computes in the dtypes that the model has; "bf16" lets XLA run float32
             matrix products and convolutions at the device's fastest precision (bfloat16 passes
             on TPU, TF32 on NVIDIA GPUs; on CPUs XLA keeps float32).

@@ -106,27 +106,6 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any], torch.optim.Optimizer
 PYTHON = ("replay", "frozen")
 
 
-class StoredProgram:
-    """A program that computes nothing.
-
-    Args:
-        program: What it takes the place of.
-        results: Of an earlier call.
-    """
-
-    def __init__(self, program: Any, results: list[Tensor]):
-        self._program = program
-        self._results = results
-
-    def __getattr__(self, name: str) -> Any:
-        """What is asked of the program besides a call."""
-        return getattr(self._program, name)
-
-    def __call__(self, *args: Any) -> list[Tensor]:
-        """Returns the results."""
-        return [result.detach() for result in self._results]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -186,7 +165,8 @@ def stored_step(name: str, python: str) -> tuple[Any, tuple[Tensor, ...], int]:
     (node,) = (node for trie in step._programs.tries.values() for node in trie.root.subtree()
                if node.programs)  # fmt: skip
     ((program, _),) = node.programs
-    program.variant = StoredProgram(program.variant, [step(*batch)])
+    result = step(*batch)
+    program.run = lambda *_: dict.fromkeys(program.outputs, result.detach())
     return step, batch, len(node.path())
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.aot.step.program import variant
+from dynamo_backends.aot.step.program import record_program
 from harness.processes import hand_back
 
 PARAMETERS = (100, 200, 400, 1000)
@@ -61,10 +61,10 @@ def child(parameters: int, backend: str) -> int:
         return loss
 
     seconds = dict.fromkeys(PHASES, 0.0)
-    _time(seconds, "record", variant, "record")
-    _time(seconds, "functionalize", variant, "functionalize")
+    _time(seconds, "record", record_program, "record")
+    _time(seconds, "functionalize", record_program, "functionalize")
     for name in ("_PASSES", "hoist", "with_position_checks", "with_updates_withheld"):
-        _time(seconds, "passes", variant, name)
+        _time(seconds, "passes", record_program, name)
     step: Any = dynamo_backends.compile_step(
         train, model=model, optimizer=optimizer, backend=backend
     )

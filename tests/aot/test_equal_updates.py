@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.aot.step.program import equal_updates
+from dynamo_backends.aot.step.program import optimizer_calls
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -99,12 +99,12 @@ def run(make: Make, steps: int = 4, **settings: Any) -> Any:
 def test_parameters_that_are_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     others = []
 
-    class Counting(equal_updates._Likes):
+    class Counting(optimizer_calls._Likes):
         def __init__(self, first: Any, rest: Any):
             super().__init__(first, rest)
             others.append(len(rest))
 
-    monkeypatch.setattr(equal_updates, "_Likes", Counting)
+    monkeypatch.setattr(optimizer_calls, "_Likes", Counting)
     step, found = run(OPTIMIZERS[name], python="replay")
     _, expected = run(OPTIMIZERS[name])
     assert (step.launches, step.eager_steps) == (3, 1)
@@ -115,7 +115,7 @@ def test_parameters_that_are_alike(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_views_of_one_memory_are_updated_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equal_updates, "_Likes", None)  # is not called
+    monkeypatch.setattr(optimizer_calls, "_Likes", None)  # is not called
 
     def train_views(settings: dict[str, Any]) -> Tensor:
         torch.manual_seed(0)

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from dynamo_backends.aot.step.program.variant import CPU, SentNumbers
+from dynamo_backends.aot.step.program.record_program import CPU, SentNumbers
 
 
 def test_on_the_host_each_step_has_a_tensor_of_its_own():

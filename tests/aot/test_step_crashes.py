@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import StepCaptureError, compile_step
-from dynamo_backends.aot.step.program.variant import TRACING
+from dynamo_backends.aot.step.program.record_program import TRACING
 from dynamo_backends.runtime import atomic as whole
 from tests import rotation
 from tests.aot import step_nets as nets
@@ -19,7 +19,7 @@ from tests.aot.interruptions import Instructions, watched
 
 BACKENDS = ("openxla", "aot_eager", "inductor")
 FILES = (
-    "aot/step/program/variant.py", "aot/step/program/programs.py", "runtime/atomic.py",
+    "aot/step/program/record_program.py", "aot/step/program/programs.py", "runtime/atomic.py",
     "xla/step_runtime.py", "xla/updating.py", "xla/owned_memory.py", "inductor/steps.py",
     "graph/layouts.py", "signal.py", "/torchinductor_",
 )  # fmt: skip
@@ -67,7 +67,7 @@ class Training:
 
     @property
     def program(self) -> Any:
-        return list(self.step._programs.variants)[-1].program
+        return list(self.step._programs.kept)[-1].compiled
 
     def living(self) -> list[Tensor]:
         """Everything that the next step depends on."""

@@ -24,8 +24,8 @@ def under_autocast(model: nn.Module, batch: Any) -> Tensor:
 
 def calls_in_bfloat16(step: dynamo_backends.Step) -> set[str]:
     """Operators of the compiled graph that have results in bfloat16."""
-    (variant,) = step._programs.variants
-    values = {str(n.target): n.meta["val"] for n in variant.graph.calls}
+    (program,) = step._programs.kept
+    values = {str(n.target): n.meta["val"] for n in program.graph.calls}
     return {
         name for name, value in values.items() if getattr(value, "dtype", None) is torch.bfloat16
     }

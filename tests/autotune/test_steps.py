@@ -51,9 +51,9 @@ def train(
 
 
 def program_of(step: Step) -> StepProgram | None:
-    (variant,) = step._programs.variants
-    assert isinstance(variant.program, TunedStep)
-    return variant.program._program
+    (program,) = step._programs.kept
+    assert isinstance(program.compiled, TunedStep)
+    return program.compiled._program
 
 
 @pytest.mark.usefixtures("eager_seems_slow")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.aot.step.program import variant
+from dynamo_backends.aot.step.program import record_program
 from dynamo_backends.interface.errors import VerificationError
 from dynamo_backends.interface.registry import get_backend
 from tests.verification.planted import FAULTS, Net, Planted, WrongStep, divide
@@ -136,12 +136,12 @@ class Step:
 def test_a_wrong_step_is_found(
     backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    steps = variant.VerifiedStep
+    steps = record_program.VerifiedStep
 
     def planted(program: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         return steps(WrongStep(program, graph), graph, *args, **kwargs)
 
-    monkeypatch.setattr(variant, "VerifiedStep", planted)
+    monkeypatch.setattr(record_program, "VerifiedStep", planted)
     # Such small steps that no parameter is off by more than the tolerance of results.
     ours = Step(Net(), 1e-3, torch.optim.SGD)
     theirs = Step(copy.deepcopy(ours.model), 1e-3, torch.optim.SGD)

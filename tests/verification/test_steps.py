@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import compile_step
-from dynamo_backends.aot.step.program import copies, variant, verified
+from dynamo_backends.aot.step.program import copies, record_program, verified
 from dynamo_backends.aot.step.program.copies import Copies
 from tests.verification.planted import Net, WrongStep
 from tests.verification.test_planted import Step
@@ -53,12 +53,12 @@ def test_where_no_file_can_be_written_copies_are_in_memory(monkeypatch: pytest.M
 def test_a_wrong_step_is_found_by_a_sample_and_undone_from_a_file(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    original = variant.VerifiedStep
+    original = record_program.VerifiedStep
 
     def planted(program: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
         return original(WrongStep(program, graph), graph, *args, **kwargs)
 
-    monkeypatch.setattr(variant, "VerifiedStep", planted)
+    monkeypatch.setattr(record_program, "VerifiedStep", planted)
     monkeypatch.setattr(copies, "IN_MEMORY", 0)
     monkeypatch.setattr(verified, "_KEPT", 128)
     ours = Step(Net(), 0.1, torch.optim.AdamW)

@@ -14,9 +14,9 @@ from dynamo_backends.aot.step.mesh.replicas import (
     take_off,
     with_modules,
 )
-from dynamo_backends.aot.step.precision import Precision, check_precision, in_bfloat16
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.step import Step
+from dynamo_backends.aot.step.wrapped_function import Precision, check_precision, in_bfloat16
 from dynamo_backends.interface.errors import OptionError
 
 

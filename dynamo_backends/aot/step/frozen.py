@@ -168,15 +168,15 @@ class FrozenStep(Step):
         arguments: list[Tensor] = []
         kind = self._kind(args, kwargs, arguments)
         if kind is None:
-            return self._follow(args, kwargs)
+            return super()._call(args, kwargs)
         if not self._state.ids.keys().isdisjoint(map(id, arguments)):
             self._refuse_call("gets a parameter, or another tensor that lives on, as an argument")
-            return self._follow(args, kwargs)
+            return super()._call(args, kwargs)
         for i, call in enumerate(kind.calls):
             try:
                 result = call(arguments, self._state.inventory)
             except OutOfRangeError:
-                return self._follow(args, kwargs)  # which raises eager's error
+                return super()._call(args, kwargs)  # which raises eager's error
             if result is not None:
                 self.frozen_calls += 1
                 if i:
@@ -224,7 +224,7 @@ class FrozenStep(Step):
         before = self._read_settings()
         try:
             with self._first_calls_whole():
-                result = self._follow(args, kwargs)
+                result = super()._call(args, kwargs)
             now = self._observation
             if now is None:
                 kind.before = None
@@ -247,7 +247,7 @@ class FrozenStep(Step):
     def _compare(self, kind: _Kind, now: _Observation) -> None:
         """From here on Python does not run for a kind of calls, if two have done the same."""
         assert now.program is not None
-        now.values = {i: now.trie.numbers[i] for i in now.program.numbers}
+        now.values = {i: now.trie.numbers[i] for i in now.program.calls.places}
         before, kind.before = kind.before, now
         if before is None:
             return
@@ -306,10 +306,11 @@ class FrozenStep(Step):
         inputs = {n: self._source(segment, x) for n, x in segment.bound.items()}
         others = {n: s.value for n, s in inputs.items() if s.kind == "constant"}
         left = set(segment.held()) - returned
+        given = (*self._arguments, *others.values())
         self._observation = _Observation(
             segment.trie, segment.node, result, inputs,
             {n: x.detach().clone() for n, x in others.items() if x.numel() <= _COPIED},
-            {id(x) for x in (*self._arguments, *others.values()) if _has_gradient(x)},
+            {id(x) for x in given if x.is_leaf and x.grad is not None},
             [number for each in self._settings.values() for number in each.read()[1]],
             next((e.line for e in segment.node.path() if not left.isdisjoint(e.made)), ""),
         )  # fmt: skip
@@ -357,7 +358,7 @@ class FrozenStep(Step):
     # Refusals
 
     def note_value(self, func: Any, line: Callable[[], str]) -> None:
-        """See `Runner.note_value`."""
+        """See `SegmentRunner.note_value`."""
         name = func if isinstance(func, str) else f"needs a value in Python ({name_of(func)})"
         self._refuse_call(f"{name} at {line()}")
 
@@ -371,7 +372,3 @@ class FrozenStep(Step):
 
 
 _training = itemgetter("training")
-
-
-def _has_gradient(tensor: Tensor) -> bool:
-    return tensor.is_leaf and tensor.grad is not None

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dynamo_backends._torch_private import TensorProperties
 from dynamo_backends.aot.step.program.record_program import RecordProgram
-from dynamo_backends.aot.step.record.results import view_of
 from dynamo_backends.aot.step.record.trie import Trie
+from dynamo_backends.aot.step.runner import view_of
 from dynamo_backends.aot.step.state.arguments import (
     BatchSpec,
     Identity,
@@ -41,11 +41,6 @@ class NotComparable(Exception):
 
 def describe(value: Any, tensors: list[Tensor], parts: list[Any]) -> None:
     """Describes arguments by what can be hashed.
-
-    Args:
-        value: The arguments.
-        tensors: Gets the tensors in them.
-        parts: Gets the description.
 
     Raises:
         NotComparable: They have an object that cannot be compared.
@@ -98,13 +93,7 @@ class Source:
     def tensor(
         self, arguments: Sequence[Tensor], state: Sequence[Tensor], outputs: Mapping[int, Tensor]
     ) -> Any:
-        """Returns the tensor.
-
-        Args:
-            arguments: The tensors among the arguments.
-            state: What lives on.
-            outputs: Of the program, by their numbers.
-        """
+        """Returns the tensor."""
         if self.kind == "argument":
             return arguments[self.value]
         if self.kind == "output":
@@ -229,7 +218,7 @@ class FrozenCall:
             OutOfRangeError: Positions are out of range; nothing has changed.
         """
         program, state = self.program, inventory.tensors
-        compiled = program.variant.program
+        compiled = program.compiled
         if compiled.prefers_eager or compiled.comparison is not None:
             return None
         given = [*arguments, *self._others]
@@ -243,10 +232,12 @@ class FrozenCall:
         if numbers is None:
             return None
         sources = self._sources
-        inputs = {n: sources[n].tensor(arguments, state, {}) for n in program.all_inputs}
+        inputs = {n: sources[n].tensor(arguments, state, {}) for n in program.calls.all_inputs}
         if not program.accepts(state, numbers, list(inputs.values())):
             return None
-        outputs = program.run(state, numbers, [inputs[n] for n in program.inputs if n is not None])
+        outputs = program.run(
+            state, numbers, [inputs[n] for n in program.calls.inputs if n is not None]
+        )
         for number, root in self._views.items():
             base = sources.get(root)
             bases = {root: None if base is None else base.tensor(arguments, state, outputs)}

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from dynamo_backends.aot.step.program.copies import all_or_nothing
 from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.step_programs import StepPrograms
 from dynamo_backends.aot.step.record.interpreter import execute, group_numbers_as
-from dynamo_backends.aot.step.record.results import assign
+from dynamo_backends.aot.step.record.placeholders import fulfil
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Trie
 from dynamo_backends.interface.errors import StepCaptureError
@@ -22,10 +22,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class SegmentRunner:
-    """Runs what the sessions of a step have recorded (see `cuts.Runner`).
-
-    Args:
-        programs: Of the step.
+    """Runs what the sessions of a step have recorded .
 
     Attributes:
         refusals: Lines from which on the step runs in eager, with the reasons.
@@ -38,7 +35,7 @@ class SegmentRunner:
         self._held: Sequence[int] = ()
 
     def commit(self, segment: Segment) -> bool:
-        """See `Runner.commit`."""
+        """Runs the calls of a segment as a program; False if only eager can."""
         node = segment.node
         if node is segment.trie.root:
             return True
@@ -48,7 +45,7 @@ class SegmentRunner:
             return True
         outputs = {*held, *_shared_roots(segment.trie, held)}
         program = self._programs.find(segment, path, outputs, pure=False)
-        if program is None or program.variant.program.prefers_eager:
+        if program is None or program.compiled.prefers_eager:
             self.materialize(segment)
             return False
         tensors = self._run(program, segment)
@@ -58,7 +55,7 @@ class SegmentRunner:
         return True
 
     def _run(self, program: RecordProgram, segment: Segment) -> dict[int, Tensor] | None:
-        comparison = program.variant.program.comparison
+        comparison = program.compiled.comparison
         turn, start = None if comparison is None else comparison.turn, time.perf_counter()
         tensors: dict[int, Tensor] | None = None
         try:
@@ -76,7 +73,7 @@ class SegmentRunner:
         return tensors
 
     def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:
-        """See `Runner.evaluate`."""
+        """Computes a few tensors of a segment and changes nothing; None if only eager can."""
         trie, node = segment.trie, segment.node
         path = node.path()
         written = any(entry.mutates for entry in path)
@@ -97,7 +94,7 @@ class SegmentRunner:
         return found
 
     def materialize(self, segment: Segment) -> None:
-        """See `Runner.materialize`.
+        """Runs the calls of a segment in eager.
 
         Raises:
             StepCaptureError: The step is spread over a mesh.
@@ -116,7 +113,7 @@ class SegmentRunner:
         segment.become_real(tensors, held)
 
     def refuse(self, reason: str, line: str) -> None:
-        """See `Runner.refuse`."""
+        """Notes that a part of the step runs in eager, or raises."""
         text = f"the step {reason} at {line}"
         if self._programs.raises:
             raise StepCaptureError(
@@ -128,10 +125,67 @@ class SegmentRunner:
         self.refusals[line] = reason
 
     def note_value(self, func: Any, line: Callable[[], str]) -> None:
-        """See `Runner.note_value`."""
+        """Python has asked for contents of a tensor, or for what is outside of the record."""
 
 
 def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:
     """Results that several of those held are views of: these share memory."""
     roots = [trie.aliases[n] for n in held if n in trie.aliases]
     return {n for n in roots if trie.kinds[n] == "result" and roots.count(n) > 1}
+
+
+def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> None:
+    """Makes ordinary tensors of the placeholders that user code holds.
+
+    Gradients stay the objects they were: `p.grad is g`.
+
+    Args:
+        segment: A call whose program has run.
+        tensors: Its outputs by their numbers; is emptied.
+        held: The placeholders that user code refers to.
+    """
+    trie = segment.trie
+    gradients = {n: target for target, n in segment.gradients.items() if n is not None}
+    owners = {n: target for n, target in gradients.items() if trie.kinds[target] != "result"}
+    for number in held:
+        target = owners.get(number)
+        if target is not None:
+            owner = trie.values[target]
+            tensors.pop(number, None)
+            gradient = owner.grad
+            fulfil(trie.values[number], gradient)
+            del gradient
+            owner.grad = trie.values[number]
+            continue
+        real = view_of(trie, number, tensors, trie.values)
+        tensors.pop(number, None)
+        fulfil(trie.values[number], real)
+        tensors[number] = trie.values[number]
+    tensors.clear()
+    for number, target in gradients.items():
+        if target in held and target not in owners.values():
+            trie.values[target].grad = trie.values[number]
+    trie.renew(held)
+
+
+def view_of(trie: Trie, number: int, tensors: Mapping[int, Tensor], others: Any) -> Tensor:
+    """Returns the contents of a result: where it is a view of a tensor that lives on, a view again.
+
+    Args:
+        trie: Of the record.
+        number: Of the result.
+        tensors: What was computed.
+        others: The other tensors of the call, by their numbers.
+    """
+    root = trie.aliases.get(number)
+    base = None
+    if root is not None:
+        base = tensors.get(root) if trie.kinds[root] == "result" else others[root]
+    if base is None:
+        return tensors[number].detach()
+    assert root is not None
+    spec, of_base = trie.specs[number], trie.specs[root]
+    if base.stride() != of_base.stride or base.dtype is not spec.dtype:
+        return tensors[number].detach()
+    offset = spec.offset + int(base.storage_offset()) - of_base.offset
+    return base.detach().as_strided(spec.size, spec.stride, offset)

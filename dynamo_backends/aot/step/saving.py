@@ -17,7 +17,7 @@ from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.aot.step.record.patches import is_one_entry
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
 from dynamo_backends.aot.step.record.segment import Segment
-from dynamo_backends.aot.step.record.templates import Items, Number, Ref, leaves, refs
+from dynamo_backends.aot.step.record.templates import Items, Number, Ref, fill, leaves, refs
 from dynamo_backends.aot.step.record.trie import Entry
 from dynamo_backends.aot.step.state.arguments import (
     BatchSpec,
@@ -111,7 +111,7 @@ class Snapshot:
         if any(x.is_meta or x.is_sparse for x in self.tensors):
             yield "a tensor of it is sparse, or has no contents"
         if any(any(True for _ in answer.term.living()) for answer in recording.answers):
-            yield "a counter, or a setting that is a tensor, decides what it does"
+            yield "a setting that is a tensor decides what it does"
         for node in filter(is_random, self.graph.calls):
             yield f"{node.target} draws random numbers that depend on what the step computes"
 
@@ -120,8 +120,8 @@ class Snapshot:
         entering = recording.gradient_slots
         places = self.graph.placeholders[1 + len(self.slots) :]
         found = [i for i, place in zip(entering, places, strict=False) if place.users]
-        known = recording.free.union(entering)  # these are there again before the next step
-        found += [i for _, i in recording.gradients if i not in known]
+        # Those that were there are there again before the next step.
+        found += [i for _, i in recording.gradients if i not in recording.entering]
         for i in found:
             yield (
                 f"it adds to the gradient of {self.slots[i].name} that the step before has left. "
@@ -156,11 +156,7 @@ _ANOTHER = "the next step would be another one: {}. Take it, and save then."
 
 @dataclass(frozen=True)
 class _Foreign:
-    """A value that a file cannot hold.
-
-    Attributes:
-        kind: The name of its class.
-    """
+    """A value that a file cannot hold."""
 
     kind: str
 
@@ -311,10 +307,10 @@ def _results(
     def place(number: int) -> Result:
         if trie.kinds[number] == "slot":
             return Result("slot", slots[id(trie.values[number])])
-        output = program.variant.recording.results[program.outputs.index(number)]
+        output = program.recording.results[program.outputs.index(number)]
         return Result("output", output)
 
-    flat, spec = pytree.tree_flatten(_filled(call.result, place))
+    flat, spec = pytree.tree_flatten(fill(call.result, place, numbers.__getitem__))
     return tuple(x if isinstance(x, Result) else _result(x, numbers) for x in flat), spec
 
 
@@ -324,17 +320,6 @@ def _result(value: Any, numbers: Sequence[Any]) -> Result:
     if index is None or type(value) is not float:
         return Result("constant", value)
     return Result("term", Term(None, index=index))
-
-
-def _filled(template: Any, place: Any) -> Any:
-    if type(template) is Ref:
-        return place(template.value)
-    if type(template) is not Items:
-        return template
-    items = [_filled(item, place) for item in template.items]
-    if template.kind is dict:
-        return dict(zip(template.keys, items, strict=True))
-    return template.kind(items)
 
 
 def snapshot_of(
@@ -369,18 +354,17 @@ def snapshot_of(
     why_not = program.why_not_next(inventory)
     if why_not is not None:
         raise SaveError(_ANOTHER.format(why_not))
-    variant = program.variant
-    compiled = variant.program
+    compiled = program.compiled
     leaves_of_arguments, spec = flatten_batch(call.arguments)
     snapshot = Snapshot(
-        definition, state.backend, dict(options), variant.graph,
+        definition, state.backend, dict(options), program.graph,
         compiled.compiled if isinstance(compiled, VerifiedStep) else compiled,
-        variant.recording, *_results(program, call, inventory), variant.slots, inventory.tensors,
-        (*parameters.tensors[parameters.count :], *variant.constants), variant.draws, spec,
+        program.recording, *_results(program, call, inventory), program.slots, inventory.tensors,
+        (*parameters.tensors[parameters.count :], *program.constants), program.draws, spec,
         leaves_of_arguments,
-        variant.checks,
+        program.checks,
     )  # fmt: skip
-    _check_constants(variant.graph, parameters, variant.recording.names)
+    _check_constants(program.graph, parameters, program.recording.names)
     snapshot.check()
     return snapshot
 
@@ -390,7 +374,8 @@ def _program_of_file(
 ) -> RecordProgram:
     for program in (program for program, is_pure in segment.node.programs if not is_pure):
         is_enough = set(given.outputs).issubset(program.outputs)
-        if program.inputs == given.numbers and is_enough and not program.has_views:
+        calls = program.calls
+        if tuple(calls.inputs) == given.numbers and is_enough and not calls.views.bases:
             return program
     inputs = given.numbers, given.tensors
     try:

@@ -11,14 +11,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
-from dynamo_backends.aot.step.microbatches import StepCall
 from dynamo_backends.aot.step.program.backends import TORCHS
+from dynamo_backends.aot.step.program.mesh_layout import WholeBatch
 from dynamo_backends.aot.step.program.recording import Definition
-from dynamo_backends.aot.step.program.step_programs import StepPrograms
-from dynamo_backends.aot.step.program.step_state import StepState
-from dynamo_backends.aot.step.record.active_session import active_session
-from dynamo_backends.aot.step.record.mesh_batch import WholeBatch
-from dynamo_backends.aot.step.record.patches import Patches
+from dynamo_backends.aot.step.program.step_programs import StepPrograms, StepState
+from dynamo_backends.aot.step.record.patches import Patches, active_session
 from dynamo_backends.aot.step.record.session import Session
 from dynamo_backends.aot.step.record.trie import process_state
 from dynamo_backends.aot.step.runner import SegmentRunner
@@ -31,6 +28,7 @@ from dynamo_backends.aot.step.saving import (
 from dynamo_backends.aot.step.state.arguments import flatten_batch
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.unsupported_hooks import outside_effect
+from dynamo_backends.aot.step.wrapped_function import StepCall
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import SaveError, StepCaptureError, StepDeviceError
 from dynamo_backends.interface.publishing import NO_OPERATORS, publish_uncaptured, uncaptured_error
@@ -137,7 +135,7 @@ class Step(SegmentRunner):
     @property
     def reports(self) -> list[GraphReport]:
         """One for each compiled graph that is kept; of a step on a mesh they say what is where."""
-        return [variant.report for variant in self._programs.variants]
+        return [program.report for program in self._programs.kept]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Takes one step.
@@ -179,9 +177,6 @@ class Step(SegmentRunner):
         write(path, self.snapshot())
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._follow(args, kwargs)
-
-    def _follow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the function, and follows its torch calls."""
         session, given = self._session(args, kwargs)
         modes = function_mode_depth()
@@ -192,7 +187,8 @@ class Step(SegmentRunner):
             pop_function_modes(modes)
             self._patches.exit()
             self._before_programs(session, result)
-            returned = self._template(session, result)
+            is_spread = self._definition.parallel is not None
+            returned = None if is_spread else result_template(session.segment, result)
             self._held, is_followed = (), session.following
             session.finish()
         except BaseException:
@@ -208,7 +204,7 @@ class Step(SegmentRunner):
             self.eager_steps += 1
         else:
             self._check_that_something_was_compiled()
-        if self._definition.parallel is not None:
+        if is_spread:
             return result
         segment, last = session.segment, self._last
         before = last.segment if last is not None and last.segment.trie is segment.trie else None
@@ -228,7 +224,7 @@ class Step(SegmentRunner):
         if self._is_checked:
             return
         self._is_checked = True
-        calls = (node.target for v in self._programs.variants for node in v.graph.calls)
+        calls = (node.target for p in self._programs.kept for node in p.graph.calls)
         if self.eager_steps > 1 or any(f is not torch.ops.aten.alias.default for f in calls):
             return
         backend, function = self._state.backend, self._definition.function
@@ -265,10 +261,6 @@ class Step(SegmentRunner):
     def launches(self) -> int:
         """Counts launched executables: one per step, and one more at each cut."""
         return self._programs.launches
-
-    def _template(self, session: Session, result: Any) -> Any:
-        is_spread = self._definition.parallel is not None
-        return None if is_spread else result_template(session.segment, result)
 
     def _note_divergence(self, line: str) -> None:
         self.divergences = [*self.divergences[1 - MANY :], line]
@@ -335,12 +327,13 @@ class Step(SegmentRunner):
         if change is not None:
             try:
                 backend = self._state.backend
-                refuse_step(self._state.tensors, backend.name, backend.home)
+                refuse_step(self._state.inventory.tensors, backend.name, backend.home)
             except StepDeviceError as error:
                 self._compile_parts(error)
-            if not change.is_like:
+            replaced, is_like = change
+            if not is_like:
                 self._forget_programs()
-            self._programs.rebind(change.replaced)
+            self._programs.rebind(replaced)
 
     def _forget_programs(self) -> None:
         self._programs.forget()

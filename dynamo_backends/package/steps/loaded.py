@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import is_autocast_on, without_autocast
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.aot.step.program.variant import TRACING, SentNumbers
+from dynamo_backends.aot.step.program.record_program import TRACING, SentNumbers
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import GraphReport

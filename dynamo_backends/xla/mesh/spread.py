@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from dynamo_backends.aot.step.mesh.arguments import fitted, mesh_of, placement_of
-from dynamo_backends.aot.step.mesh.parallel import default_batch
+from dynamo_backends.aot.step.mesh.parallel import default_batch, fitted, mesh_of, placement_of
 from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.interface.errors import OptionError, did_you_mean
 from dynamo_backends.interface.mesh import Mesh, Placed, Placement

@@ -11,14 +11,16 @@ is found by the order in which it is saved.
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointError, noop_context_fn
 
 from dynamo_backends._torch_private import saved_tensors_hooks as saved_hooks
@@ -31,9 +33,8 @@ from dynamo_backends._torch_private.nodes import (
     graph_task,
     set_generator_state,
 )
-from dynamo_backends._torch_private.placeholders import function_mode_depth
 from dynamo_backends.aot.step.backward.engine import Recomputation
-from dynamo_backends.aot.step.backward.tape import Tape, current_tape
+from dynamo_backends.aot.step.backward.tape import Tape, call_of_record, current_tape
 
 
 @dataclass
@@ -99,12 +100,7 @@ def _metadata(tensor: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class _RegionHook:
-    """A hook on tensors that autograd saves in a region; equal to that of another call.
-
-    Attributes:
-        number: The place of the region.
-        is_second: Whether it is recomputed.
-    """
+    """A hook on tensors that autograd saves in a region; equal to that of another call."""
 
     number: int
     is_second: bool
@@ -163,25 +159,22 @@ class Unpack(_RegionHook):
 # The functions that records hold.
 
 
+@call_of_record
 def open_region(preserves: bool, stops_early: bool, checks: bool) -> None:
     """Begins a region."""
-    if function_mode_depth():
-        handle_torch_function(open_region, (), preserves, stops_early, checks)
-        return
     tape, region = current_tape(), Region(preserves, stops_early, checks)
     region.random = generator_state() if preserves else None
     tape.regions[len(tape.places)] = region
     tape.places.append((None, 0))
 
 
+@call_of_record
 def begin_recomputation(number: int) -> None:
     """Begins the second run of a region."""
-    if function_mode_depth():
-        handle_torch_function(begin_recomputation, (), number)
-        return
     current_tape().regions[number].begin()
 
 
+@call_of_record
 def end_recomputation(number: int, depth: int) -> None:
     """Ends it.
 
@@ -189,9 +182,6 @@ def end_recomputation(number: int, depth: int) -> None:
         number: The place of the region.
         depth: Of the pass that needs it; negative: one of autograd's own engine.
     """
-    if function_mode_depth():
-        handle_torch_function(end_recomputation, (), number, depth)
-        return
     tape = current_tape()
     region = tape.regions[number]
     recomputed = region.end()
@@ -201,11 +191,9 @@ def end_recomputation(number: int, depth: int) -> None:
         tape.passes[depth].recomputed[number] = recomputed
 
 
+@call_of_record
 def save_in_region(*tensors: Tensor) -> None:
     """Saves tensors as autograd does; a call of the record, with which a recomputation may end."""
-    if has_torch_function(tensors) or function_mode_depth():
-        handle_torch_function(save_in_region, tensors, *tensors)
-        return
     pack, _ = saved_hooks()
     for tensor in tensors:
         pack(tensor)
@@ -221,12 +209,7 @@ def is_of_region(hooks: Any) -> bool:
 
 
 def must_stop(state: Any, tape: Tape) -> bool:
-    """Returns whether a recomputation ends with the call that has just been executed.
-
-    Args:
-        state: The settings of the call.
-        tape: Of the calls.
-    """
+    """Returns whether a recomputation ends with the call that has just been executed."""
     hooks = state[1]
     return hooks is not None and hooks[0].is_second and tape.regions[hooks[0].number].is_recomputed
 
@@ -308,12 +291,7 @@ class CheckpointPlace:
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """Tensors that Python code has saved in a region.
-
-    Attributes:
-        place: The region.
-        index: Which ones.
-    """
+    """Tensors that Python code has saved in a region."""
 
     place: CheckpointPlace
     index: int
@@ -350,7 +328,7 @@ def region(session: Any, original: Any, *args: Any, **kwargs: Any) -> Generator[
     given = bound.arguments
     reason = _why_not(given)
     if reason:
-        session.nested.go_eager(reason)
+        session.go_eager(reason)
         yield from original(*args, **kwargs)
         return
     if not torch.is_grad_enabled():
@@ -381,3 +359,45 @@ def _why_not(given: dict[str, Any]) -> str:
     if any(x.device.type != "cpu" for x in tensors) or torch.get_default_device().type != "cpu":
         return "checkpoints on a device other than the CPU"
     return ""
+
+
+@dataclass(frozen=True)
+class GeneratorState:
+    """Stands for a state.
+
+    Attributes:
+        number: Which one of the calls since the last cut.
+    """
+
+    number: int
+
+
+@call_of_record
+def keep_state() -> None:
+    """Keeps the state."""
+    current_tape().states.append(generator_state())
+
+
+@call_of_record
+def use_state(number: int) -> None:
+    """Puts a state back."""
+    set_generator_state(current_tape().states[number])
+
+
+def get_state(session: Any) -> GeneratorState | None:
+    """What `torch.get_rng_state` returns to a checkpoint; None to others."""
+    if torch.cuda.is_initialized() or not _is_called_by_checkpoint():
+        return None
+    keep_state()
+    return session.nested.next_state()
+
+
+def _is_called_by_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(3)
+    for _ in range(4):  # past `torch.random.fork_rng`, and what enters that
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == checkpoint.__name__:
+            return True
+        frame = frame.f_back
+    return False

@@ -2,7 +2,7 @@
 
 The nodes are those of autograd, and so is the order: nodes that are ready run by falling sequence
 number. Between two places of user code a pass is a computation like any other, so a step's record
-holds it as calls (`nested.py`), with the user's code between them.
+holds it as calls (`backward_passes.py`), with the user's code between them.
 """
 
 import heapq
@@ -35,11 +35,7 @@ _USED = "dynamo_backends: saved tensors are freed"
 
 
 class Recomputation(Exception):
-    """A node needs tensors that a checkpoint has not saved.
-
-    Args:
-        number: The place of the checkpoint.
-    """
+    """A node needs tensors that a checkpoint has not saved."""
 
     def __init__(self, number: int):
         super().__init__(number)

@@ -1,14 +1,11 @@
 """Hooks in backward passes: on leaves, on results and on nodes.
 
-A gradient of a leaf has no influence on other gradients. So if leaves alone have hooks, the pass
-computes gradients without accumulating them. Then they are accumulated and the hooks run, one leaf
-after the other in the order of eager; their torch calls are followed like all others.
+Each is a place at which a backward pass stops; its torch calls are followed like all others.
 """
 
-import contextlib
 import operator
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 from dynamo_backends._torch_private import (
     accumulation,
     count_registrations,
-    disable_current_modes,
     hooks_of_node,
     hooks_on_gradient,
     note_registrations,
@@ -130,57 +126,6 @@ def checked_gradients(
     )
 
 
-def backward_without_hooks(
-    roots: Any, gradients: Any, hooked: Sequence[Tensor], *, retain_graph: bool
-) -> tuple[list[Tensor | None], tuple[int, ...]]:
-    """Runs a backward pass that passes over some leaves.
-
-    Args:
-        roots: Where it begins.
-        gradients: Theirs, or None.
-        hooked: Leaves whose hooks, if there are any, are not called, and whose gradients are not
-            accumulated.
-        retain_graph: Whether another pass may follow.
-
-    Returns:
-        The gradients of these leaves, and the leaves in the order in which they were reached.
-    """
-    before = [leaf.grad for leaf in hooked]
-    order: list[int] = []
-    with contextlib.ExitStack() as stack:
-        for i, leaf in enumerate(hooked):
-            stack.enter_context(_with_one_hook(leaf, lambda _, i=i: order.append(i)))
-        try:
-            for leaf in hooked:
-                leaf.grad = None
-            torch.autograd.backward(roots, gradients, retain_graph=retain_graph)
-            computed = [leaf.grad for leaf in hooked]
-        finally:
-            for leaf, gradient in zip(hooked, before, strict=True):
-                leaf.grad = gradient
-    return computed, tuple(order)
-
-
-@contextlib.contextmanager
-def _with_one_hook(leaf: Tensor, hook: Any) -> Iterator[None]:
-    """Inside: a leaf has one hook and no other."""
-    with disable_current_modes():
-        of_node = _tables(leaf)
-    of_leaf = leaf._backward_hooks, leaf._post_accumulate_grad_hooks
-    tables: list[Any] = [table for table in (*of_leaf, *of_node) if table]
-    saved = [dict(table) for table in tables]
-    for table in tables:
-        table.clear()
-    note_registrations()
-    handle = leaf.register_post_accumulate_grad_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-        for table, hooks in zip(tables, saved, strict=True):
-            table.update(hooks)
-
-
 def call_hooks(
     leaf: Tensor, gradient: Any, accumulates: bool = True, of_node: Tables = ({}, {})
 ) -> tuple[Tensor, ...]:
@@ -271,34 +216,34 @@ def _accumulate(leaf: Tensor, gradient: Tensor, is_new: bool) -> None:
         leaf.grad = gradient if is_new else gradient.detach().clone()
 
 
+@dataclass(eq=False)
 class HookPlace:
     """A hook on a result.
 
-    Args:
+    Attributes:
         tensor: The number of the result.
         hooks: The hook, by its handle; empty once that is removed.
     """
 
-    def __init__(self, tensor: int | None, hooks: dict[int, Any]):
-        self.tensor = tensor
-        self.hooks = hooks
+    tensor: int | None
+    hooks: dict[int, Any]
 
     def __call__(self, arrived: Gradients) -> Gradients:
         """Calls the hook."""
         return (hook_gradient(self.hooks, arrived[0]),)
 
 
+@dataclass(eq=False)
 class NodeHookPlace:
     """A hook on an autograd node.
 
-    Args:
+    Attributes:
         hooks: The hook, by its handle; empty once that is removed.
         results: How many results the node has; None: the hook is before the node.
     """
 
-    def __init__(self, hooks: dict[int, Any], results: int | None):
-        self.hooks = hooks
-        self.results = results
+    hooks: dict[int, Any]
+    results: int | None
 
     def __call__(self, arrived: Gradients) -> Gradients:
         """Calls the hook: from what the node has computed, and what it got, to its results."""
@@ -306,22 +251,24 @@ class NodeHookPlace:
             return call_prehooks(self.hooks, arrived)
         return call_posthooks(self.hooks, arrived[: self.results], arrived[self.results :])
 
+    def register_on(self, node: Any) -> None:
+        """Has autograd's own engine call the hook."""
+        if self.results is None:
+            node.register_prehook(self)
+        else:
+            node.register_hook(lambda results, gradients: self((*results, *gradients)))
 
+
+@dataclass(eq=False)
 class RetainedPlace:
-    """Where the gradient of a result becomes its attribute `grad`.
+    """Where the gradient of a result, by its number, becomes its attribute `grad`."""
 
-    Args:
-        tensor: The number of the result.
-        find: Finds the result; None if it is gone.
-    """
-
-    def __init__(self, tensor: int, find: Callable[[int], Tensor | None]):
-        self.tensor = tensor
-        self._find = find
+    tensor: int
+    find: Callable[[int], Tensor | None]
 
     def __call__(self, arrived: Gradients) -> Gradients:
-        """Sets the attribute, or adds to it."""
-        tensor, gradient = self._find(self.tensor), arrived[0]
+        """Sets the attribute, or adds to it, unless the result is gone."""
+        tensor, gradient = self.find(self.tensor), arrived[0]
         if tensor is not None and gradient is not None:
             before = tensor.grad
             if before is None:
@@ -331,21 +278,12 @@ class RetainedPlace:
         return arrived
 
 
-def table_of(hook: Any) -> tuple[dict[int, Any], RemovableHandle]:
-    """Returns a table with one hook, and its handle."""
+def register(hook: Any, hooks: dict[int, Any]) -> RemovableHandle:
+    """Adds a hook to a table; returns its handle."""
     note_registrations()
-    hooks: dict[int, Any] = OrderedDict()
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
-    return hooks, handle
-
-
-def register_on(node: Any, place: NodeHookPlace) -> None:
-    """Has autograd's own engine call a hook."""
-    if place.results is None:
-        node.register_prehook(place)
-    else:
-        node.register_hook(lambda results, gradients: place((*results, *gradients)))
+    return handle
 
 
 def on_input(place: HookPlace, i: int) -> Callable[[Gradients], Gradients]:

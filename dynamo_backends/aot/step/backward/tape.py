@@ -4,19 +4,34 @@ Each time the calls of a record run they have a tape of their own: while they ar
 they run in eager, and in a trace.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
-from dynamo_backends._torch_private.nodes import edge_of, is_accumulation, make_gradients
-from dynamo_backends._torch_private.placeholders import function_mode_depth
+from dynamo_backends._torch_private import accumulation
+from dynamo_backends._torch_private.nodes import (
+    edge_of,
+    is_accumulation,
+    kind_of_node,
+    make_gradients,
+)
+from dynamo_backends._torch_private.placeholders import (
+    function_mode_depth,
+    pop_function_mode,
+    push_function_mode,
+)
 from dynamo_backends.aot.step.backward.engine import BackwardPass, Edge, Place, Places, is_executed
 from dynamo_backends.interface.errors import StepCaptureError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Tape:
@@ -181,10 +196,23 @@ def _kind(name: str) -> Any:
 # The functions that records hold. In a trace a mode gives them the tensors of the trace.
 
 
-def _is_followed(tensors: tuple[Tensor, ...]) -> bool:
-    return has_torch_function(tensors) or function_mode_depth() > 0
+def call_of_record(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a function one that reaches torch function modes, as those of torch do."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not function_mode_depth():
+            return function(*args, **kwargs)
+        mode = pop_function_mode()  # as `torch.overrides.handle_torch_function`, in less time
+        try:
+            return mode.__torch_function__(call, (), args, kwargs)
+        finally:
+            push_function_mode(mode)
+
+    return call
 
 
+@call_of_record
 def attach(
     name: str, outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...], written: tuple[int, ...]
 ) -> None:
@@ -196,40 +224,31 @@ def attach(
         inputs: The tensors among its arguments.
         written: Which of these it has written to, and returns.
     """
-    tensors = (*outputs, *inputs)
-    if _is_followed(tensors):
-        handle_torch_function(attach, tensors, name, outputs, inputs, written)
-        return
     _kind(name).apply(outputs, written, *inputs)
     current_tape().add((outputs[0].grad_fn, 0), is_node=True)
 
 
+@call_of_record
 def mark(tensor: Tensor) -> None:
     """Marks the place of hooks on a result."""
-    if _is_followed((tensor,)):
-        handle_torch_function(mark, (tensor,), tensor)
-        return
     current_tape().add(edge_of(tensor), is_node=False)
 
 
+@call_of_record
 def retain(tensor: Tensor) -> None:
     """Marks a result whose gradient is retained."""
-    if _is_followed((tensor,)):
-        handle_torch_function(retain, (tensor,), tensor)
-        return
     tensor.retain_grad()
     current_tape().add_retained(tensor)
 
 
+@call_of_record
 def find_node(tensor: Tensor) -> tuple[int, str]:
     """Finds where a tensor's gradient arrives: the number of the node, and its name."""
-    if _is_followed((tensor,)):
-        found: tuple[int, str] = handle_torch_function(find_node, (tensor,), tensor)
-        return found
     node, _ = edge_of(tensor)
     return current_tape().number_of(node), node.name()
 
 
+@call_of_record
 def find_edges(number: int) -> tuple[Any, ...]:
     """Finds what follows a node in a backward pass.
 
@@ -237,9 +256,6 @@ def find_edges(number: int) -> tuple[Any, ...]:
         For each of its results which input it is of what: a leaf, the place of a function of the
         user's, or number and name of another node; None where there is nothing.
     """
-    if function_mode_depth():
-        edges: tuple[Any, ...] = handle_torch_function(find_edges, (), number)
-        return edges
     tape = current_tape()
     found: list[Any] = []
     for node, i in tape.nodes[number].next_functions:
@@ -255,17 +271,16 @@ def find_edges(number: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
+@call_of_record
 def mark_node(number: int, is_before: bool) -> int:
     """Marks the place of a hook on a node; returns how many results the node has."""
-    if function_mode_depth():
-        count: int = handle_torch_function(mark_node, (), number, is_before)
-        return count
     tape = current_tape()
     node = tape.nodes[number]
     tape.add_hook(node, is_before)
     return len(node.next_functions)
 
 
+@call_of_record
 def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number: int) -> bool:
     """Returns whether a backward pass calls a node.
 
@@ -274,35 +289,17 @@ def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number:
         ends: What gradients are asked for; None: those of all leaves.
         number: Of the node; negative: its place is -1 - number.
     """
-    tensors = (*roots, *(ends or ()))
-    if _is_followed(tensors):
-        is_asked: bool = handle_torch_function(asks_for, tensors, roots, ends, number)
-        return is_asked
     tape = current_tape()
     node = tape.nodes[number] if number >= 0 else tape.places[-1 - number][0]
     of_ends = None if ends is None else [edge_of(t)[0] for t in ends]
     return is_executed(node, [edge_of(t)[0] for t in roots], of_ends)
 
 
-def accumulate(leaves: tuple[Tensor, ...], gradients: tuple[Tensor, ...]) -> None:
-    """Accumulates gradients of leaves without hooks, between the hooks of others."""
-    tensors = (*leaves, *gradients)
-    if _is_followed(tensors):
-        handle_torch_function(accumulate, tensors, leaves, gradients)
-        return
-    for leaf, gradient in zip(leaves, gradients, strict=True):
-        if leaf.grad is None:
-            leaf.grad = gradient
-        elif leaf.grad.is_sparse and not gradient.is_sparse:
-            leaf.grad = gradient + leaf.grad
-        else:
-            leaf.grad.add_(gradient)
-
-
 MARKS = (retain, find_node, find_edges, mark_node, asks_for)
 """What is part of a record although it computes nothing."""
 
 
+@call_of_record
 def begin(
     depth: int,
     roots: tuple[Tensor, ...],
@@ -326,14 +323,6 @@ def begin(
         retain_graph: Whether another pass may follow.
         create_graph: Whether gradients have a history.
     """
-    tensors = (*roots, *(g for g in gradients if g is not None), *leaves, *(captures or ()),
-               *(targets or ()))  # fmt: skip
-    if _is_followed(tensors):
-        place: Place = handle_torch_function(
-            begin, tensors, depth, roots, gradients, leaves, captures, targets,
-            retain_graph=retain_graph, create_graph=create_graph,
-        )  # fmt: skip
-        return place
     return current_tape().begin(
         depth, [edge_of(leaf) for leaf in leaves], roots=[edge_of(root) for root in roots],
         gradients=make_gradients(roots, gradients, is_grads_batched=False),
@@ -343,6 +332,7 @@ def begin(
     )  # fmt: skip
 
 
+@call_of_record
 def proceed(depth: int, reply: tuple[Tensor | None, ...]) -> Place:
     """Goes on with a backward pass, up to the next place of user code.
 
@@ -350,8 +340,90 @@ def proceed(depth: int, reply: tuple[Tensor | None, ...]) -> Place:
         depth: How many passes it is part of.
         reply: What user code has made of the gradients at the last place.
     """
-    tensors = tuple(t for t in reply if t is not None)
-    if _is_followed(tensors):
-        place: Place = handle_torch_function(proceed, tensors, depth, reply)
-        return place
     return current_tape().proceed(depth, reply)
+
+
+class GraphNode:
+    """The autograd node of a result; like `torch.autograd.graph.Node`.
+
+    Args:
+        passes: The places of user code of its segment.
+        number: Of the node, among those that user code has looked at.
+        name: As `name` returns it.
+    """
+
+    def __init__(self, passes: Any, number: int, name: str):
+        self._passes = passes
+        self._segment = passes.session.segment
+        self._name = name
+        self.number = number
+        self.metadata: dict[Any, Any] = {}
+
+    def name(self) -> str:
+        """Of the node."""
+        return self._name
+
+    def register_hook(self, hook: Any) -> RemovableHandle:
+        """As of an autograd node."""
+        return self._register(hook, is_before=False)
+
+    def register_prehook(self, hook: Any) -> RemovableHandle:
+        """As of an autograd node."""
+        return self._register(hook, is_before=True)
+
+    def _register(self, hook: Any, is_before: bool) -> RemovableHandle:
+        if self.is_past:  # nobody holds what was computed: no backward pass goes there
+            return RemovableHandle({0: hook})
+        if self._passes.session.following:
+            return self._passes.add_node_hook(self.number, hook, is_before)
+        node = self.real
+        handle = node.register_prehook(hook) if is_before else node.register_hook(hook)
+        return handle
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        """As of an autograd node."""
+        edges = () if self.is_past else find_edges(self.number)
+        return tuple((None, 0) if e is None else (self._node(*e[1:]), e[0]) for e in edges)
+
+    def _node(self, target: Any, name: str | None = None) -> Any:
+        if name is not None:
+            return self._passes.graph_node(target, name)
+        if isinstance(target, int):
+            return self._passes.context_at(target)
+        with self._passes.session.own_calls():
+            return accumulation(target)
+
+    @property
+    def is_past(self) -> bool:
+        """Returns whether the calls of the step that it belongs to are over."""
+        return self._passes.session.segment is not self._segment
+
+    @property
+    def real(self) -> Any:
+        """The node itself, where the step runs in eager."""
+        return current_tape().nodes[self.number]
+
+    def __getattr__(self, name: str) -> Any:
+        """Sends the step on in eager for any other attribute of a node."""
+        kind = kind_of_node(self._name)
+        if self.is_past or (kind is not None and not hasattr(kind, name)):
+            raise AttributeError(f"{self._name!r} object has no attribute {name!r}")
+        self._passes.session.go_eager("looks at the autograd graph (grad_fn)")
+        return getattr(self.real, name)
+
+    def __repr__(self) -> str:
+        """As of an autograd node."""
+        return f"<{self._name} object at {id(self):#x}>"
+
+
+Node.register(GraphNode)
+
+_GRAPH_NODES: dict[str, type[GraphNode]] = {}
+
+
+def graph_node(passes: Any, number: int, name: str) -> GraphNode:
+    """Makes a node, whose class has its name."""
+    if name not in _GRAPH_NODES:
+        _GRAPH_NODES[name] = type(name, (GraphNode,), {})
+    return _GRAPH_NODES[name](passes, number, name)

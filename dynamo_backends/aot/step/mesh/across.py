@@ -69,14 +69,7 @@ def _whole(parallel: Parallel, tensor: Tensor) -> Tensor:
 def gathered_batch(
     ranks: Ranks, parallel: Parallel, batch: Sequence[Any], replicated: Collection[int] = ()
 ) -> list[Any]:
-    """Returns the batch of all processes, on each.
-
-    Args:
-        ranks: All processes.
-        parallel: What the user asked for.
-        batch: Of this process.
-        replicated: Positions of what all have whole.
-    """
+    """Returns the batch of all processes, on each."""
     return [
         _gathered(ranks, parallel, x) if isinstance(x, Tensor) and i not in replicated else x
         for i, x in enumerate(batch)

@@ -92,8 +92,7 @@ def step_backend(
             raise OptionError(f"{name} does not spread steps over a mesh; use backend='openxla'.")
         if options:
             raise OptionError(f"{name} is torch's own and has no options for steps, got {options}")
-        torchs: StepBackend = load(TORCHS[name])()
-        return torchs
+        return load(TORCHS[name])()
     backend = get_backend(name)
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
@@ -167,11 +166,6 @@ TORCHS: dict[str, str] = {
 
 def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgram:
     """Compiles the graph of a step by a backend of this package, all of it or nothing.
-
-    Args:
-        backend: What compiles it.
-        options: Of the backend.
-        graph: In the backend's dialect; not changed.
 
     Raises:
         StepOperatorError: The backend cannot run all of it.
@@ -289,12 +283,6 @@ def refuse_shared_writes(
     graph: Graph, names: Sequence[str], batch: Sequence[Any], groups: Sequence[Sequence[int]]
 ) -> None:
     """Refuses writes to an argument that overlaps with another one.
-
-    Args:
-        graph: Of the step.
-        names: Of its first inputs.
-        batch: The leaves of the arguments.
-        groups: See `arguments.shared_memory`.
 
     Raises:
         StepCaptureError: There is one.

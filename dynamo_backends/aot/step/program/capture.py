@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,7 @@ from dynamo_backends._torch_private import (
     disable_current_modes,
     mark_generator_state,
 )
-from dynamo_backends.aot.step.program.gradients import Gradients, SlotGradients, is_leaf
-from dynamo_backends.aot.step.program.optimizer_calls import TracedOptimizerCalls
+from dynamo_backends.aot.step.program.optimizer_calls import take_traced_step
 from dynamo_backends.aot.step.program.optimizers import refusing_new_state, traced_settings
 from dynamo_backends.aot.step.program.recording import (
     WHAT_TO_DO,
@@ -38,6 +37,46 @@ from dynamo_backends.graph.graph import Role
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.interface.errors import StepCaptureError, text_of
 from dynamo_backends.verify.dtypes import is_dtype_error, refuse_mixed_dtypes
+
+
+def is_leaf(tensor: Tensor) -> bool:
+    """Returns whether a tensor may have a gradient."""
+    return tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None)
+
+
+class Gradients:
+    """Gradients of tensors that a step is given.
+
+    Args:
+        leaves: The tensors that may have one when the step begins, by their positions.
+        positions: Of the tensors that may have one when it ends.
+
+    Attributes:
+        entering: The gradients that are there when the step begins.
+    """
+
+    def __init__(self, leaves: Mapping[int, Tensor], positions: Iterable[int]):
+        self.entering = {i: g for i, t in leaves.items() if (g := t.grad) is not None}
+        self._positions = list(positions)
+        self._entered: dict[int, Tensor] = {}
+        self._fakes: Sequence[Any] = ()
+
+    def attach(self, fakes: Sequence[Any], entering: Mapping[int, Tensor]) -> None:
+        """Gives the tensors of a trace the gradients that they have when the step begins."""
+        self._fakes = fakes
+        for i, gradient in entering.items():
+            fakes[i].grad = self._entered[i] = gradient
+
+    def left(self) -> Iterator[tuple[int, Tensor]]:
+        """Position and gradient of each tensor to which the traced step gave another one."""
+        for i in self._positions:
+            fake = self._fakes[i]
+            if fake.is_leaf and fake.grad is not None and fake.grad is not self._entered.get(i):
+                yield i, fake.grad
+
+    def cleared(self) -> tuple[int, ...]:
+        """Returns the positions of the tensors whose gradient the step takes away."""
+        return tuple(i for i in self.entering if self._fakes[i].grad is None)
 
 
 def record(
@@ -94,14 +133,15 @@ class _Recorder:
         numbers = [*read_numbers(optimizers), *calls.numbers]
         self._scalars = Scalars(numbers, [tensors[i].item() for i in self._living])
         self._substitution = Substitution(self._mode, self._scalars)
-        self._updates = TracedOptimizerCalls(self._substitution)
-        self._gradients = SlotGradients(inventory, self._updates)
+        parameters = set(inventory.parameters())
+        leaves = {i: t for i, t in enumerate(tensors) if i in parameters or is_leaf(t)}
+        self._leaves = tuple(leaves)
+        self._gradients = Gradients(leaves, range(len(tensors)))
         in_batch = dict(enumerate(batch))
         self._first = first_of_each(in_batch, in_batch)
         self._overlapping = set(itertools.chain.from_iterable(shared_memory(batch)))
-        self._batch_gradients = Gradients(
-            {i: x for i, x in in_batch.items() if is_leaf(x) and self._first[i] == i}
-        )
+        leaves = {i: x for i, x in in_batch.items() if is_leaf(x) and self._first[i] == i}
+        self._batch_gradients = Gradients(leaves, leaves)
         self._aliases = _aliases(inventory, self._gradients)
         self._outputs: list[Tensor] = []
 
@@ -131,11 +171,9 @@ class _Recorder:
     ) -> Recording:
         entering = list(self._gradients.entering)
         first = 1 + len(self._inventory.slots)
-        free = self._gradients.free(
-            self._read(module.graph, first), self._substitution.gradients_read
-        )
+        read = self._read(module.graph, first)
         used = [True] * len(inputs)
-        used[first : first + len(entering)] = [i not in free for i in entering]
+        used[first : first + len(entering)] = [i in read for i in entering]
         _drop_inputs(module, used)
         fakes, roles, names = zip(*itertools.compress(inputs, used), strict=True)
         return Recording(
@@ -143,9 +181,9 @@ class _Recorder:
             fakes,
             roles,
             names,
-            gradient_slots=tuple(i for i in entering if i not in free),
-            leaves=self._gradients.slots,
-            free=free,
+            gradient_slots=tuple(i for i in entering if i in read),
+            leaves=self._leaves,
+            entering=tuple(entering),
             cleared=self._gradients.cleared(),
             answers=tuple(self._scalars.answers.values()),
             living=self._living,
@@ -211,7 +249,10 @@ class _Recorder:
         with settings:
             with transforms, self._substitution, Provenance():
                 results = self._calls(
-                    batch, scalars[of_calls:], self._updates, self._substitution.is_number
+                    batch,
+                    scalars[of_calls:],
+                    partial(take_traced_step, self._substitution),
+                    self._substitution.is_number,
                 )
             self._left = self._left_by(results)
         return self._outputs

@@ -22,11 +22,7 @@ IN_MEMORY = 1 << 26  # bytes; more go to a file
 
 
 class Copies:
-    """The contents that tensors have now.
-
-    Args:
-        tensors: By any number.
-    """
+    """The contents that tensors have now."""
 
     def __init__(self, tensors: Mapping[int, Tensor]):
         self._kinds = {i: empty_as(t, "meta") for i, t in tensors.items()}

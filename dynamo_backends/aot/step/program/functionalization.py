@@ -16,18 +16,117 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensorMode, OpOverload
-from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.aot.step.program.recording import WHAT_TO_DO, Recording
+from dynamo_backends.graph.graph import Graph, Input, Role, drop_dead, source_line
+from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.propagate import PROPAGATE, Inference
 from dynamo_backends.interface.errors import StepCaptureError
+
+
+def functionalize(
+    recording: Recording, decompositions: Any, pure: bool = False
+) -> tuple[Graph, tuple[Tensor, ...]]:
+    """Takes the writes out of a recorded step and brings it into normal form.
+
+    Args:
+        recording: From `capture.record`; its graph is changed.
+        decompositions: Rules by operator.
+        pure: Nothing but what the calls return is kept.
+
+    Returns:
+        A graph of the kind "step", whose outputs are first the new contents of inputs, in the order
+        of these inputs (see `Input.updated_by`), then what the step returns or leaves behind; and
+        one tensor for each input of role CONSTANT, which are the last ones.
+    """
+    if pure:
+        count = 1 + max(recording.results, default=-1)
+        recording.module.graph.output_node().args = (_outputs(recording.module)[:count],)
+    recorded = lift_constants(recording.module)
+    recording.module.recompile()
+    _check_effects(recording.module.graph)
+    mode = private.mode_of(list(recording.fakes))
+    assert mode is not None
+    _set_values(recording, list(recorded.values()), mode)
+    module, updates = Functionalization(recording.module, mode, decompositions)()
+    _check_effects(module.graph)
+    places = _order_updates(module, updates, recording)
+    if pure:
+        module.graph.output_node().args = (tuple(_outputs(module)[len(places) :]),)
+        places = {}
+    made = lift_constants(module)  # by decompositions
+    _fake_constants(module, len(made), mode)
+    constants = (*recorded.values(), *made.values())
+    drop_dead(module.graph)
+    module.recompile()
+    names = [p.name for p in module.graph.find_nodes(op="placeholder")]
+    roles = [*recording.roles, *(Role.CONSTANT for _ in constants)]
+    inputs = [
+        Input(name, role, updated_by=places.get(i))
+        for i, (name, role) in enumerate(zip(names, roles, strict=True))
+    ]
+    graph = Graph(module, "step", tuple(inputs))
+    PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
+    return graph, constants
+
+
+def _set_values(
+    recording: Recording, constants: Sequence[Tensor], mode: private.FakeTensorMode
+) -> None:
+    with torch.no_grad():
+        fakes = [f.detach() for f in recording.fakes]
+    fakes += [mode.from_tensor(c, static_shapes=True) for c in constants]
+    places = recording.module.graph.find_nodes(op="placeholder")
+    for place, fake in zip(places, fakes, strict=True):
+        place.meta["val"] = fake
+
+
+def _check_effects(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        target = node.target
+        if isinstance(target, private.HigherOrderOperator) or private.has_effects(target):
+            inner = next((a for a in node.args if isinstance(a, private.OpOverload)), node.target)
+            where = source_line(node)
+            raise StepCaptureError(
+                f"the step calls {inner}, which can raise or act on the world in the middle of the "
+                "graph" + (f" (called at {where})" if where else "") + f". {WHAT_TO_DO}"
+            )
+
+
+def _fake_constants(module: fx.GraphModule, count: int, mode: private.FakeTensorMode) -> None:
+    places = module.graph.find_nodes(op="placeholder")
+    for place in places[len(places) - count :]:
+        value = place.meta["val"]
+        if not isinstance(value, private.FakeTensor):
+            place.meta["val"] = mode.from_tensor(value, static_shapes=True)
+
+
+def _outputs(module: fx.GraphModule) -> list[Any]:
+    outputs: Any = module.graph.output_node().args[0]
+    return list(outputs)
+
+
+def _order_updates(
+    module: fx.GraphModule, updates: dict[int, int], recording: Recording
+) -> dict[int, int]:
+    """Puts updates first, in the order of the inputs; returns the output of each input.
+
+    An input that is "updated" by itself is not updated.
+    """
+    outputs = _outputs(module)
+    places = module.graph.find_nodes(op="placeholder")
+    rest = outputs[len(outputs) - len(_outputs(recording.module)) :]
+    real = {
+        place: outputs[out] for out, place in updates.items() if outputs[out] is not places[place]
+    }
+    ordered = sorted(real)
+    module.graph.output_node().args = ((*(real[p] for p in ordered), *rest),)
+    return {place: i for i, place in enumerate(ordered)}
 
 
 @dataclass(eq=False)
 class _Memory:
-    """Memory that tensors share.
-
-    Attributes:
-        contents: The functional graph's node with what is in it now.
-        is_input: Whether it is that of an input.
-    """
+    """Memory that tensors share."""
 
     contents: Any
     is_input: bool = False
@@ -187,13 +286,7 @@ class Functionalization:
         return tensors[0] if len(tensors) == 1 else tensors
 
     def _emit(self, node: fx.Node, function: Any, get: Callable[[fx.Node], Any]) -> Any:
-        """Puts a call that writes nothing into the functional graph.
-
-        Args:
-            node: The call.
-            function: What is called in its place.
-            get: Gives its arguments in the functional graph.
-        """
+        """Puts a call that writes nothing into the functional graph."""
         if function in self._rules:
             results, _ = self._trace(node, function, get)
             return results[0] if len(results) == 1 else results
@@ -213,13 +306,6 @@ class Functionalization:
         memories: Sequence[_Memory] = (),
     ) -> tuple[list[Any], list[Any]]:
         """Puts what torch makes of a call into the functional graph.
-
-        Args:
-            node: The call.
-            function: What is called in its place.
-            get: Gives its arguments in the functional graph.
-            written: Those that it writes to.
-            memories: Where these lie.
 
         Returns:
             What it returns, None for what it was given; and the new contents of the memories.

@@ -1,68 +1,42 @@
-"""Calls of optimizers in a trace: their steps, and what their `zero_grad` does to gradients."""
+"""Steps of optimizers in a trace."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.optim import Optimizer
 
-from dynamo_backends.aot.step.program.equal_updates import equal_updates
+from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.step.program.functionalization import metadata_of
 from dynamo_backends.aot.step.program.substitution import Substitution
-from dynamo_backends.aot.step.record.interpreter import OptimizerCalls
+from dynamo_backends.aot.step.state.unsupported_hooks import has_global_hooks
+from dynamo_backends.aot.step.wrapped_function import override_method
 
 
-class TracedOptimizerCalls(OptimizerCalls):
-    """Calls of optimizers in a trace.
-
-    Attributes:
-        cleared: Ids of the parameters whose gradients were thrown away before any was computed.
-        cleared_late: Ids of those that had none when gradients were thrown away later.
-        begun: Whether a gradient was computed, or an optimizer's step taken.
-    """
-
-    def __init__(self, substitution: Substitution):
-        self._substitution = substitution
-        self.cleared: set[int] = set()
-        self.cleared_late: set[int] = set()
-        self.begun = False
-
-    def step(self, optimizer: Any, overflows: Sequence[Tensor]) -> None:
-        """See `OptimizerCalls`: the step is computed, and not taken where gradients overflowed."""
-        self.begun = True
-        substitution = self._substitution
-        formula = formula_of(optimizer)
-        with (
-            substitution.optimizer_step(optimizer),
-            _restoring(substitution.all_fakes, overflows),
-            equal_updates(optimizer, substitution.fake, substitution.scalars.forget),
-        ):
-            if formula is None:
-                optimizer.step()
-            else:
-                formula(optimizer)
-
-    def zero_grad(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """See `OptimizerCalls`."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        with self._substitution.clearing():
-            if (*args, *kwargs.values(), True)[0]:  # set_to_none
-                without = {id(p) for p in parameters if p.grad is None}
-                (self.cleared_late if self.begun else self.cleared).update(without)
-            optimizer.zero_grad(*args, **kwargs)
+def take_traced_step(
+    substitution: Substitution, optimizer: Any, overflows: Sequence[Tensor]
+) -> None:
+    """Takes an optimizer's step in a trace; it is taken back where gradients overflowed."""
+    formula = formula_of(optimizer)
+    with (
+        substitution.optimizer_step(optimizer),
+        _restoring(substitution.all_fakes, overflows),
+        equal_updates(optimizer, substitution.fake, substitution.scalars.forget),
+    ):
+        if formula is None:
+            optimizer.step()
+        else:
+            formula(optimizer)
 
 
 @contextlib.contextmanager
 def _restoring(
     tensors: Callable[[], Iterable[Tensor]], overflows: Sequence[Tensor]
 ) -> Iterator[None]:
-    """Inside: an optimizer steps; what it writes is taken back where gradients overflowed.
-
-    Args:
-        tensors: Gives all that it may write to.
-        overflows: Not zero where they did (see `GradScaler.step`).
-    """
+    """Inside: an optimizer steps; what it writes is taken back where gradients overflowed."""
     if not overflows:
         yield
         return
@@ -126,8 +100,7 @@ def _variance(grad: Tensor, state: dict[str, Any], weight: Any, eps1: Any) -> Te
     """The estimate of the squared gradient, by the product of a row and a column if it has them."""
     if grad.dim() <= 1:
         state["variance"].lerp_(grad * grad, weight)
-        estimate: Tensor = state["variance"].clone()
-        return estimate
+        return state["variance"].clone()
     rows, columns = state["row_var"], state["col_var"]
     for kept, dim in ((rows, -1), (columns, -2)):
         mean = torch.norm(grad, dim=dim, keepdim=True).square_().div_(grad.size(dim))
@@ -147,3 +120,132 @@ def _max(a: Any, b: Any) -> Any:
 
 
 _FORMULAS: dict[type[Optimizer], Callable[..., Any]] = {torch.optim.Adafactor: _adafactor}
+
+
+_INDEPENDENT = frozenset(
+    {"Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop",
+     "Rprop", "SGD"}
+)  # fmt: skip
+"""Optimizers that update each parameter by its own gradient and state alone."""
+
+
+@contextlib.contextmanager
+def equal_updates(
+    optimizer: torch.optim.Optimizer,
+    fake_of: Callable[[Tensor], Tensor],
+    note_write: Callable[[Tensor], None],
+) -> Iterator[None]:
+    """Inside, in a trace: an optimizer's step updates one of all parameters that are alike.
+
+    Args:
+        optimizer: The optimizer.
+        fake_of: Gives the tensor of the trace that stands in for one.
+        note_write: Called for each tensor that is written to by a copied call.
+    """
+    if not _is_independent(optimizer):
+        yield
+        return
+    likes: list[_Likes] = []
+
+    def init_group(original: Callable[..., Any], group: Any, *lists: list[Any]) -> Any:
+        result = original(group, *lists)
+        with torch._C.DisableTorchFunction():
+            likes.extend(_take_first(lists, fake_of))
+        return result
+
+    graph = private.graph_being_traced()
+    last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
+    with override_method(optimizer, "_init_group", init_group):
+        yield
+    _find_calls(likes, _nodes_after(graph, last))
+    with torch._C.DisableTorchFunction():
+        for each in likes:
+            each.copy(graph, note_write)
+
+
+def _is_independent(optimizer: Any) -> bool:
+    kind = type(optimizer)
+    is_known = kind.__module__.startswith("torch.optim") and kind.__name__ in _INDEPENDENT
+    is_differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
+    has_hooks = any(private.tables_of_hooks(optimizer)) or has_global_hooks()
+    return is_known and not is_differentiable and not has_hooks
+
+
+class _Likes:
+    """Parameters that are alike, each with its gradient and state."""
+
+    def __init__(self, first: Sequence[Tensor], others: Sequence[Sequence[Tensor]]):
+        self._first = first
+        self._others = others
+        self._versions = [t._version for t in first]
+        self.nodes = list(map(private.node_of, first))
+        self._nodes_of_others = [list(map(private.node_of, other)) for other in others]
+        self.calls: list[fx.Node] = []
+
+    def copy(self, graph: fx.Graph, note_write: Callable[[Tensor], None]) -> None:
+        """Updates the others by the same calls."""
+        for nodes in self._nodes_of_others:
+            copies = dict(zip(self.nodes, nodes, strict=True))
+            for call in self.calls:
+                copies[call] = graph.node_copy(call, lambda n: copies.get(n, n))  # noqa: B023
+        for i, (tensor, version) in enumerate(zip(self._first, self._versions, strict=True)):
+            if tensor._version != version:
+                for other in self._others:
+                    torch.autograd.graph.increment_version(other[i])
+                    note_write(other[i])
+
+
+def _take_first(
+    lists: Sequence[list[Any]], fake_of: Callable[[Tensor], Tensor]
+) -> Iterator[_Likes]:
+    """Leaves the first of those that are alike."""
+    filled = [each for each in lists if each]
+    if len(set(map(len, filled))) != 1:
+        return
+    rows = [
+        [fake_of(x) if isinstance(x, Tensor) else x for x in row]
+        for row in zip(*filled, strict=True)
+    ]
+    traced = [all(private.node_of(x) is not None for x in _tensors(row)) for row in rows]
+    likes: dict[Any, list[int]] = {}
+    with private.disable_current_modes():
+        storages = Counter(private.storage_id(x) for row in rows for x in _tensors(row))
+        for i, row in enumerate(rows):
+            is_apart = all(storages[private.storage_id(x)] == 1 for x in _tensors(row))
+            kind = tuple(map(_kind_of, row)) if is_apart and traced[i] else i
+            likes.setdefault(kind, []).append(i)
+    for each in filled:
+        each[:] = [each[i] for i, *_ in likes.values()]
+    for i, *others in likes.values():
+        if others:
+            yield _Likes(_tensors(rows[i]), [_tensors(rows[j]) for j in others])
+
+
+def _tensors(row: Iterable[Any]) -> list[Tensor]:
+    return [x for x in row if isinstance(x, Tensor)]
+
+
+def _kind_of(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return metadata_of(value), value.requires_grad, value.is_leaf
+
+
+def _nodes_after(graph: fx.Graph, last: fx.Node) -> list[fx.Node]:
+    nodes = []
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        nodes.append(node)
+    return nodes[::-1]
+
+
+def _find_calls(likes: Sequence[_Likes], nodes: Iterable[fx.Node]) -> None:
+    """Finds the calls that update each of the parameters that are updated."""
+    owners = {node: each for each in likes for node in each.nodes}
+    for node in nodes:
+        found = {owners[n] for n in node.all_input_nodes if n in owners}
+        if found:
+            (owner,) = found  # each parameter is updated by its own gradient and state
+            owners[node] = owner
+            owner.calls.append(node)

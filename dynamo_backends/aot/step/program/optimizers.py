@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -48,8 +48,9 @@ def create_state(optimizer: torch.optim.Optimizer) -> bool:
     if init_group is None or isinstance(optimizer, torch.optim.LBFGS):
         return False
     with _temporary_gradients(missing):
+        lists = len(inspect.signature(init_group).parameters) - 1
         for group in optimizer.param_groups:
-            init_group(group, *([] for _ in range(_lists(init_group))))
+            init_group(group, *([] for _ in range(lists)))
     return True
 
 
@@ -63,11 +64,6 @@ def _create_momentum(optimizer: torch.optim.SGD) -> bool:
             if p.requires_grad and optimizer.state[p].get("momentum_buffer") is None:
                 optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p, requires_grad=False)
     return True
-
-
-def _lists(init_group: Callable[..., Any]) -> int:
-    """Returns how many lists a method `_init_group(group, ...)` fills."""
-    return len(inspect.signature(init_group).parameters) - 1
 
 
 @contextlib.contextmanager

@@ -88,8 +88,7 @@ class CopyingProgram(StepProgram):
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""
-        results: list[Tensor] = taken[0]
-        return results
+        return taken[0]
 
 
 def is_borrowed(output: Any) -> bool:

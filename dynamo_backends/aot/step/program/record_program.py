@@ -1,137 +1,299 @@
 """From a record to a program: its calls, as a function without branches, are compiled."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.backends import StepBackend
+from dynamo_backends._torch_private import TensorProperties
+from dynamo_backends._torch_private.forks import fork_safe_rlock
+from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
+from dynamo_backends.aot.step.program.backends import (
+    StepBackend,
+    refuse_shared_writes,
+    refuse_sparse,
+    refused_by,
+)
+from dynamo_backends.aot.step.program.capture import record
+from dynamo_backends.aot.step.program.draws import hoist
+from dynamo_backends.aot.step.program.functionalization import functionalize
+from dynamo_backends.aot.step.program.mesh_layout import layout_of
 from dynamo_backends.aot.step.program.optimizers import NewStateError
-from dynamo_backends.aot.step.program.recording import Definition
+from dynamo_backends.aot.step.program.recording import Recording
 from dynamo_backends.aot.step.program.straight_line import StraightLine
-from dynamo_backends.aot.step.program.variant import Variant
+from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.aot.step.record.interpreter import group_numbers_as
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Entry
 from dynamo_backends.aot.step.state.arguments import flatten_batch, shared_memory
-from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory
+from dynamo_backends.graph.canonicalize import CANONICALIZE
+from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.partition import count_ops
+from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.position_checks import (
+    PositionChecks,
+    with_position_checks,
+    with_updates_withheld,
+)
+from dynamo_backends.graph.properties import NORMAL_FORM, Property
+from dynamo_backends.graph.random import SEPARATE_DRAWS
+from dynamo_backends.interface.counters import keep_count_of
 from dynamo_backends.interface.errors import StepCaptureError, text_of
+from dynamo_backends.interface.executable import StepProgram
+from dynamo_backends.interface.publishing import publish
+from dynamo_backends.interface.report import Compilation, GraphReport
+from dynamo_backends.runtime.atomic import until_done
+from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
+from dynamo_backends.runtime.program import graph_name, profiled_as
+
+if TYPE_CHECKING:
+    from dynamo_backends.aot.step.program.step_programs import StepPrograms
+
+CPU = torch.device("cpu")
+
+
+class SentNumbers:
+    """The numbers as a tensor; to another device than the host they are sent when they change."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._sent: tuple[bytes, Tensor] | None = None
+
+    def __call__(self, numbers: Sequence[float]) -> Tensor:
+        """Returns the tensor, float64; not to be written to."""
+        if self._device == CPU:
+            return torch.tensor(numbers, dtype=torch.float64)
+        given = struct.pack(f"{len(numbers)}d", *numbers)
+        sent = self._sent
+        if sent is None or sent[0] != given:  # as bytes: -0.0 equals 0.0
+            sent = given, torch.tensor(numbers, dtype=torch.float64, device=self._device)
+            self._sent = sent
+        return sent[1]
+
+
+class Guards:
+    """The conditions under which a recording may be used again."""
+
+    def __init__(self, inventory: Inventory, recording: Recording):
+        tensors = inventory.tensors
+        self._properties = TensorProperties(tensors)
+        self._leaves = recording.leaves
+        self._have_gradients = [tensors[i].grad is not None for i in self._leaves]
+        self._with = recording.gradient_slots
+        self._gradient_kinds = self._kinds_of_gradients(tensors)
+        self._answers = recording.answers
+        self._living = recording.living
+        self._asked = {i for answer in recording.answers for i in answer.term.living()}
+        self._numbers: tuple[float, ...] | None = None
+        self._aliases = recording.aliases
+
+    def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
+        """Returns why the recording cannot be used; None if it can."""
+        if not self._properties.hold(tensors):
+            return "a parameter, buffer or state has another shape, layout, dtype or requires_grad"
+        if [tensors[i].grad is not None for i in self._leaves] != self._have_gradients:
+            return "there are gradients where there were none, or the other way round"
+        if self._with and self._kinds_of_gradients(tensors) != self._gradient_kinds:
+            return "a gradient has another layout or dtype"
+        values = self._values(tensors, numbers)
+        if values != self._numbers:
+            if not all(answer.holds(values) for answer in self._answers):
+                return "a number that the step asks for (such as weight_decay != 0) changed"
+            self._numbers = values
+        if not self._aliases.hold(tensors):
+            return "tensors share memory in another way, or have moved"
+        return None
+
+    def _kinds_of_gradients(self, tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+        return [_kind(tensors[i].grad) for i in self._with]
+
+    def _values(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> tuple[float, ...]:
+        """Returns the numbers, and behind them the living tensors that the step asked about."""
+        if not self._asked:
+            return numbers
+        first = len(numbers)
+        return (
+            *numbers,
+            *(
+                tensors[slot].item() if i in self._asked else 0
+                for i, slot in enumerate(self._living, first)
+            ),
+        )
+
+
+def _kind(tensor: Tensor | None) -> tuple[Any, ...]:
+    if tensor is None:
+        return ()
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride()
+
+
+_PASSES = PassSequence((CANONICALIZE, SEPARATE_DRAWS), given=NORMAL_FORM | {Property.STATIC})
+
+
+TRACING = fork_safe_rlock()
+"""Held while a step is captured and compiled: torch's tracing is for one thread at a time, a trace
+moves torch's generator, and what stands in for numbers in Python stands there for all threads."""
 
 
 class RecordProgram:
-    """A compiled record.
+    """A compiled record, which may run as long as its guards hold.
 
     Args:
-        definition: Of the step.
-        backend: What compiles it.
-        inventory: What lives on.
+        programs: Of the step.
         segment: A call that went the way of the record.
         path: The calls.
         outputs: The numbers of the tensors that are returned.
         pure: Nothing but these is computed, and nothing is changed.
-        settings: Of the optimizers, by their ids.
         inputs: The numbers of its inputs, in order, and the tensors; None for tensors that no call
             takes. By default those that calls take.
 
     Attributes:
         outputs: The numbers of the tensors that are returned.
         trie: Of the record.
-        variant: The compiled step.
+        calls: As a function without branches.
+        recording: Of the calls.
+        slots: What lives from step to step.
+        graph: What was compiled.
+        compiled: Compiled from it.
+        constants: Tensors that the graph owns.
+        draws: Draws its random numbers.
+        guards: When it may be used.
+        report: Of the graph.
+        checks: What is checked of each step.
+        last_used: The highest is that of the last step.
 
     Raises:
-        StepCaptureError: It cannot be compiled.
+        StepCaptureError: It cannot be one graph, or the backend cannot run all of it.
     """
 
     def __init__(
         self,
-        definition: Definition,
-        backend: StepBackend,
-        inventory: Inventory,
+        programs: "StepPrograms",
         segment: Segment,
         path: Sequence[Entry],
         outputs: Sequence[int],
         pure: bool,
-        settings: Mapping[int, OptimizerSettings],
         inputs: tuple[Sequence[int | None], Sequence[Tensor]] | None = None,
     ):
-        self._settings = settings
+        definition, inventory = programs.definition, programs.state.inventory
+        self._programs = programs
         self.outputs = tuple(outputs)
         self.trie = segment.trie
-        self._optimizers = definition.optimizers
-        self._line = StraightLine(segment.trie, path, outputs, inventory.tensors, pure)
+        self.last_used = 0
+        self.calls = StraightLine(segment.trie, path, outputs, inventory.tensors, pure)
         self._draws = any(entry.draws for entry in path)
         self._pure = pure
         if inputs is None:
             batch = self._batch(segment)
         else:
-            self._line.inputs, batch = list(inputs[0]), list(inputs[1])
+            self.calls.inputs, batch = list(inputs[0]), list(inputs[1])
         self._shared = shared_memory(batch)
-        self._is_apart = not self._shared and not self._line.views.bases
-        replicated = self._replicated(segment, batch) if definition.parallel else frozenset()
-        for i, n in enumerate(self._line.inputs):
+        self._is_apart = not self._shared and not self.calls.views.bases
+        self._ranks = ranks_of(definition.parallel)
+        self._replicated = self._find_replicated(segment, batch)
+        for i, n in enumerate(self.calls.inputs):
             if n in segment.parts:
                 spec_of_whole = segment.trie.specs[n]
                 batch[i] = torch.empty(spec_of_whole.size, dtype=spec_of_whole.dtype)
         try:
             with group_numbers_as(definition.optimizers, segment.numbers):
-                self.variant = Variant(
-                    self._line, definition, backend, inventory, batch, pure, replicated
-                )
+                self._compile(programs.state.backend, inventory, batch)
         except NewStateError:
             raise
         except StepCaptureError as error:
             raise self._located(error) from error
-        self.seconds = self.variant.capture_seconds
+
+    def _compile(self, backend: StepBackend, inventory: Inventory, batch: Sequence[Tensor]) -> None:
+        definition, parallel = self._programs.definition, self._programs.definition.parallel
+        devices = (t.device for t in inventory.tensors if t.device.type != "cpu")
+        where = next(devices, CPU) if backend.numbers_with_tensors else CPU
+        recording = record(self.calls, definition, inventory, batch, where)
+        if self._pure:
+            recording = replace(recording, gradients=(), batch_gradients=(), cleared=())
+        self._sent = SentNumbers(where)
+        self.recording = recording
+        self.slots = tuple(inventory.slots)
+        self.guards = Guards(inventory, recording)
+        with refused_by(backend.name):
+            graph, self.constants = functionalize(recording, backend.decompositions, self._pure)
+            _PASSES(graph)
+            refuse_sparse(graph, backend.name)
+            refuse_shared_writes(graph, recording.names, batch, shared_memory(batch))
+            self.checks = self._find_checks(graph, self.constants, backend)
+            self.graph, self.draws = hoist(self.checks.graph, backend.draws_seeds)
+            start = time.perf_counter()
+            if parallel is None or backend.compile_on_mesh is None:
+                self.compiled: StepProgram = backend.compile(self.graph)
+            else:
+                spread = definition, inventory, recording, batch
+                layout = layout_of(parallel, self.graph, *spread, self._replicated)
+                self.compiled = backend.compile_on_mesh(self.graph, layout)
+        seconds = time.perf_counter() - start
+        self.report = _report(backend.name, self.graph, seconds, self.compiled.from_disk)
+        keep_count_of(self.compiled)
+        self.compiled.report_to(self.report)
+        if backend.verify != "off":
+            self.compiled = VerifiedStep(
+                self.compiled,
+                self.graph,
+                self.report,
+                lambda settled: setattr(self, "compiled", settled),
+                always=backend.verify == "always",
+                # What a rank alone takes in eager is no step of all of them.
+                strict=backend.strict or self._ranks is not None,
+                reduced=backend.reduced,
+            )
+        self._name = graph_name(self.report)
+        publish(self.report)
 
     def _located(self, error: StepCaptureError) -> StepCaptureError:
-        entry, text = self._line.entry, text_of(error)
+        entry, text = self.calls.entry, text_of(error)
         if entry is not None and entry.line not in text:
             text = f"{text} (recorded at {entry.line})"
         return type(error)(text)
 
+    def _find_checks(
+        self, graph: Graph, constants: Sequence[Tensor], backend: StepBackend
+    ) -> PositionChecks:
+        """Returns the graph with what compiled code does not check, on CPUs."""
+        values = (place.meta["val"] for place in graph.placeholders)
+        on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
+        if not on_cpu or backend.home is not None or self._programs.definition.parallel is not None:
+            checks = PositionChecks(graph)
+        else:
+            checks = with_updates_withheld(with_position_checks(graph, constants))
+        self._outside = None if checks.before is None else OutsideInputs(checks.before)
+        self._flag = None if checks.flag is None else checks.flag - len(graph.updates)
+        return checks
+
     def _batch(self, segment: Segment) -> list[Any]:
         values, parts = self.trie.values, segment.parts
-        numbers: list[Any] = self._line.inputs
+        numbers: list[Any] = self.calls.inputs
         if parts:
             return [parts[n] if n in parts else values[n] for n in numbers]
         return [values[n] for n in numbers]
 
-    def _replicated(self, segment: Segment, batch: Sequence[Tensor]) -> frozenset[int]:
+    def _find_replicated(self, segment: Segment, batch: Sequence[Tensor]) -> frozenset[int]:
         """Positions of inputs that every device of a mesh has whole: what is no argument."""
+        if self._programs.definition.parallel is None:
+            return frozenset()
         arguments = {id(x) for x in flatten_batch(segment.arguments)[0] if isinstance(x, Tensor)}
-        numbers = enumerate(self._line.inputs)
+        numbers = enumerate(self.calls.inputs)
         return frozenset(
             i for i, n in numbers if n not in segment.parts and id(batch[i]) not in arguments
         )
 
-    @property
-    def inputs(self) -> tuple[int | None, ...]:
-        """The numbers of its inputs."""
-        return tuple(self._line.inputs)
-
-    @property
-    def has_views(self) -> bool:
-        """Returns whether inputs are views of tensors that live on."""
-        return bool(self._line.views.bases)
-
-    @property
-    def all_inputs(self) -> list[int]:
-        """The numbers of all tensors that its calls take, besides those that live on."""
-        return self._line.all_inputs
-
-    @property
-    def numbers(self) -> list[int]:
-        """The numbers in Python that are inputs, by their places in the trie."""
-        return self._line.places
-
     def holds(self, segment: Segment, inventory: Inventory) -> bool:
         """Returns whether it may run for a call that went the way of its record."""
-        given = [self.trie.values[n] for n in self._line.all_inputs]
+        given = [self.trie.values[n] for n in self.calls.all_inputs]
         tensors, numbers = inventory.tensors, self._numbers(segment)
-        if self._is_apart and self._line.views.are_apart(given):
-            return self.variant.guards.why_not(tensors, numbers) is None
+        if self._is_apart and self.calls.views.are_apart(given):
+            return self.guards.why_not(tensors, numbers) is None
         return (
             self.accepts(tensors, numbers, given)
             and shared_memory(self._batch(segment)) == self._shared
@@ -145,27 +307,29 @@ class RecordProgram:
         Args:
             tensors: What lives on.
             numbers: Of the optimizers, then those of the record.
-            given: One tensor for each number of `given`.
+            given: One tensor for each number of `calls.all_inputs`.
         """
-        if self.variant.guards.why_not(tensors, numbers) is not None:
+        if self.guards.why_not(tensors, numbers) is not None:
             return False
-        return self._line.views.hold(list(zip(self._line.all_inputs, given, strict=True)), tensors)
+        return self.calls.views.hold(list(zip(self.calls.all_inputs, given, strict=True)), tensors)
 
     def why_not_next(self, inventory: Inventory) -> str | None:
         """Returns why it may not run for the next call, if that goes the same way; None: it may."""
-        return self.variant.guards.why_not(inventory.tensors, self._numbers(None))
+        return self.guards.why_not(inventory.tensors, self._numbers(None))
 
     def numbers_of_optimizers(self, segment: Segment | None) -> list[Any]:
         """Returns the optimizers' numbers, as they were when each took its step."""
         numbers: list[Any] = []
-        for optimizer in self._optimizers:
+        for optimizer in self._programs.definition.optimizers:
             of_step = None if segment is None else segment.numbers.get(id(optimizer))
-            numbers += self._settings[id(optimizer)].read()[1] if of_step is None else of_step
+            numbers += (
+                self._programs.settings[id(optimizer)].read()[1] if of_step is None else of_step
+            )
         return numbers
 
     def _numbers(self, segment: Segment | None) -> tuple[Any, ...]:
         numbers = self.numbers_of_optimizers(segment)
-        numbers += [self.trie.numbers[i] for i in self._line.places]
+        numbers += [self.trie.numbers[i] for i in self.calls.places]
         return tuple(numbers)
 
     def __call__(self, segment: Segment, inventory: Inventory) -> dict[int, Tensor]:
@@ -193,7 +357,72 @@ class RecordProgram:
         Args:
             tensors: What lives on.
             numbers: Of the optimizers, then those of the record.
-            batch: One tensor for each number of `inputs`.
+            batch: One tensor for each number of `calls.inputs`.
         """
-        results = self.variant(tensors, numbers, batch)
+        with profiled_as(self._name):
+            results = self._run(tensors, numbers, batch)
         return dict(zip(self.outputs, results, strict=True))
+
+    def _run(
+        self, tensors: Sequence[Tensor], numbers: tuple[float, ...], batch: Sequence[Tensor]
+    ) -> list[Any]:
+        recording = self.recording
+        inputs = [self._sent(numbers), *tensors]
+        inputs += [tensors[i].grad for i in recording.gradient_slots]  # type: ignore[misc]
+        inputs += self._given(batch)
+        inputs += [batch[i].grad for i in recording.batch_with_gradient]  # type: ignore[misc]
+        inputs += recording.aliases.bases
+        if self._outside is not None and self._outside(inputs):
+            raise OutOfRangeError
+        with TRACING:  # which moves torch's generator, and puts it back
+            draws = self._drawn()
+        inputs += [*self.constants, *draws]
+        taken: list[Any] = []
+        try:
+            self._programs.launches += 1
+            self.compiled(inputs, taken)
+            if self._flag is not None and self.compiled.outputs(taken)[self._flag]:
+                taken.clear()
+                raise OutOfRangeError
+            outputs = self._leave_gradients(taken, tensors, batch)
+        except BaseException:
+            if taken:
+                until_done(lambda: self._leave_gradients(taken, tensors, batch))
+            raise
+        return [outputs[i] for i in recording.results]
+
+    def _given(self, batch: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the batch; while steps are compared with eager that of all processes."""
+        if self._ranks is None or not isinstance(self.compiled, VerifiedStep):
+            return batch
+        parallel = self._programs.definition.parallel
+        assert parallel is not None
+        return gathered_batch(self._ranks, parallel, batch, self._replicated)
+
+    def _drawn(self) -> list[Tensor]:
+        """Returns what the step draws; with several processes the same on all."""
+        if self._ranks is None or not self.draws.calls:
+            return self.draws()
+        with self._ranks.drawing():
+            return self.draws()
+
+    def _leave_gradients(
+        self, taken: list[Any], tensors: Sequence[Tensor], batch: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Sets what gradients the step leaves; returns its outputs. May be repeated."""
+        outputs = self.compiled.outputs(taken)
+        for i in self.recording.cleared:
+            if tensors[i].grad is not None:
+                tensors[i].grad = None
+        for output, i in self.recording.gradients:
+            tensors[i].grad = outputs[output]
+        for output, i in self.recording.batch_gradients:
+            batch[i].grad = outputs[output]
+        return outputs
+
+
+def _report(backend: str, graph: Graph, seconds: float, from_disk: bool) -> GraphReport:
+    report = GraphReport(backend, "step", executables=1, blocks=1, cache_hits=int(from_disk))
+    report.note_compilation(Compilation((), 1, report.cache_hits, seconds))
+    report.ops_on_backend = count_ops(graph.calls)
+    return report

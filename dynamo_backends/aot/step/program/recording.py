@@ -44,11 +44,11 @@ class Recording:
         roles: One per input.
         names: One per input.
         results: Output of each tensor that the calls return.
-        gradient_slots: Slots whose gradients at the start are inputs.
+        entering: Slots that have gradients at the start.
+        gradient_slots: Those of them whose gradients are inputs.
         leaves: Slots that may have gradients.
         gradients: Output and slot of each gradient that is left when the step ends.
         batch_gradients: The same for tensors of the batch: output and position.
-        free: Slots whose gradients at the start do not matter.
         cleared: Slots whose gradient the step takes away.
         answers: What an optimizer was told about numbers.
         living: Slots whose values the terms of these answers have after the numbers.
@@ -61,11 +61,11 @@ class Recording:
     roles: tuple[Role, ...]
     names: tuple[str, ...]
     results: tuple[int, ...]
+    entering: tuple[int, ...]
     gradient_slots: tuple[int, ...]
     leaves: tuple[int, ...]
     gradients: tuple[tuple[int, int], ...]
     batch_gradients: tuple[tuple[int, int], ...]
-    free: frozenset[int]
     cleared: tuple[int, ...]
     answers: tuple[Answer, ...]
     living: tuple[int, ...]

@@ -78,21 +78,11 @@ OF_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
 """The same by the names that Python's operators have in a trace."""
 
 
-def _full(size: Any, fill_value: Tensor, **options: Any) -> Tensor:
-    return torch.zeros(size, **options).copy_(fill_value)
-
-
-def _full_like(x: Tensor, fill_value: Tensor, **options: Any) -> Tensor:
-    return torch.zeros_like(x, **options).copy_(fill_value)
-
-
-def _new_full(x: Tensor, size: Any, fill_value: Tensor, **options: Any) -> Tensor:
-    return x.new_zeros(size, **options).copy_(fill_value)
-
-
 WITH_NUMBERS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.full: _full, torch.full_like: _full_like, _T.new_full: _new_full,
-}  # fmt: skip
+    torch.full: lambda size, fill_value, **given: torch.zeros(size, **given).copy_(fill_value),
+    torch.full_like: lambda x, fill_value, **given: torch.zeros_like(x, **given).copy_(fill_value),
+    _T.new_full: lambda x, size, fill_value, **given: x.new_zeros(size, **given).copy_(fill_value),
+}
 """Functions that take Python numbers only, for numbers that have become tensors."""
 
 
@@ -209,7 +199,9 @@ def on_lists(function: Callable[..., Any], call: Callable[..., Any]) -> Callable
         return None
     single = name.removeprefix("_foreach_")
     if single == "norm":
-        return _norms
+        return lambda tensors, order=2, dtype=None: [
+            torch.linalg.vector_norm(t, order, dtype=dtype) for t in tensors
+        ]
     method = getattr(_T, single, None)
     if method is None:
         return None
@@ -231,7 +223,3 @@ def on_lists(function: Callable[..., Any], call: Callable[..., Any]) -> Callable
 def _at(value: Any, i: int, count: int) -> Any:
     is_list = isinstance(value, list | tuple) and len(value) == count
     return value[i] if is_list else value
-
-
-def _norms(tensors: Sequence[Tensor], order: Any = 2, dtype: Any = None) -> list[Tensor]:
-    return [torch.linalg.vector_norm(t, order, dtype=dtype) for t in tensors]

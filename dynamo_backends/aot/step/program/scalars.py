@@ -5,9 +5,8 @@ is captured each is a 0-d tensor, an element of one input of the graph. What Pyt
 them (`if weight_decay != 0`) is answered with the values of now and remembered: a later step with
 values that give another answer is captured anew.
 
-Two kinds of 0-d tensors that live on may be asked yes-no questions in the same way, until the step
-writes to them: counters, the integer buffers of modules (`if self.n_averaged == 0`), and
-hyper-parameters that are tensors.
+Hyper-parameters that are 0-d tensors live on, and may be asked yes-no questions in the same way,
+until the step writes to them.
 
 What a tensor that stands for a number makes of another tensor's dtype is what the number would. A
 Python number adapts to whatever it meets; a numpy scalar adapts to tensors and outweighs Python
@@ -61,15 +60,11 @@ def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
 
 Values = Sequence[Any] | Tensor
 
-# `1 / 0` raises where Python divides; one of tensors would go on with infinity.
-_DIVISIONS = {torch.Tensor.__truediv__, torch.Tensor.div, torch.div, torch.true_divide}
-_DIVISIONS_REVERSED = {torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__}
-
-
-_DIVIDES = frozenset(
-    {torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.true_divide,
-     torch.Tensor.__truediv__, torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__}
-)  # fmt: skip
+_REVERSED = {torch.Tensor.__rtruediv__, torch.Tensor.__rdiv__}
+_DIVISIONS = {
+    torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.true_divide,
+    torch.Tensor.__truediv__, *_REVERSED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +244,7 @@ class Scalars:
     ) -> Any:
         """Returns a function of terms: executed in the trace, once for equal arguments."""
         numbers = all(self.number(a) for a in args if isinstance(a, Tensor))
-        if numbers and (function in _DIVIDES or any(isinstance(a, float) for a in args)):
+        if numbers and (function in _DIVISIONS or any(isinstance(a, float) for a in args)):
             args = tuple(self._double(a) for a in args)
         term = Term(
             function,
@@ -274,10 +269,13 @@ class Scalars:
         return self.apply(torch.Tensor.double, (value,), {})
 
     def check_division(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Raises where Python would, for a division of numbers by one that is 0 now."""
-        if function not in _DIVISIONS and function not in _DIVISIONS_REVERSED:
+        """Raises where Python would, for a division of numbers by one that is 0 now.
+
+        One of tensors would go on with infinity.
+        """
+        if function not in _DIVISIONS:
             return
-        divisor = args[0] if function in _DIVISIONS_REVERSED else args[1]
+        divisor = args[0] if function in _REVERSED else args[1]
         term = self.term(divisor)
         is_pythons = all(self.rank(a) is Rank.PYTHON for a in args)
         if term is not None and is_pythons and self.ask(term, _is_zero):

@@ -2,22 +2,113 @@
 
 import itertools
 import logging
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.optimizers import NewStateError
-from dynamo_backends.aot.step.program.record_program import RecordProgram
+from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of
+from dynamo_backends.aot.step.program.backends import StepBackend, step_backend
+from dynamo_backends.aot.step.program.mesh_layout import move_written
+from dynamo_backends.aot.step.program.optimizers import NewStateError, create_state
+from dynamo_backends.aot.step.program.record_program import TRACING, RecordProgram
 from dynamo_backends.aot.step.program.recording import Definition
-from dynamo_backends.aot.step.program.step_state import StepState
-from dynamo_backends.aot.step.program.variant import TRACING, Variant
-from dynamo_backends.aot.step.record.mesh_batch import move_written
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Entry, Node, Trie
 from dynamo_backends.aot.step.state.arguments import shared_memory
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
+from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.interface.errors import StepCaptureError, StepOperatorError
+from dynamo_backends.runtime.device_moves import move_together
+from dynamo_backends.runtime.device_values import home_named
+from dynamo_backends.runtime.residency import home_of
+
+
+class StepState:
+    """The parameters, buffers and states of optimizers of a step.
+
+    Attributes:
+        backend: What compiles the step.
+        ids: Those of the tensors that live on.
+    """
+
+    def __init__(self, definition: Definition, backend: str, options: Mapping[str, Any] | None):
+        mesh = None if definition.parallel is None else definition.parallel.mesh
+        self.backend: StepBackend = step_backend(backend, options, mesh=mesh)
+        self.ids: dict[int, Any] = {}
+        self._definition = definition
+        self._options = options
+        self._inventory: Inventory | None = None
+
+    @property
+    def inventory(self) -> Inventory:
+        """The tensors that live on, with names; after `refresh`."""
+        assert self._inventory is not None
+        return self._inventory
+
+    def refresh(self) -> tuple[list[tuple[Tensor, Tensor]], bool] | None:
+        """Looks for other tensors than there were, and moves them to the backend's devices.
+
+        Returns:
+            Tensors, each with the one that has taken its place, and whether these can take that of
+            all that were there; None: nothing has changed.
+
+        Raises:
+            StepCaptureError: On a mesh an optimizer makes its state in a way of its own.
+        """
+        before = self._inventory
+        if before is not None and before.is_current():
+            return None
+        self._create_state_on_mesh()
+        self._inventory = now = Inventory(self._definition.models, self._definition.optimizers)
+        is_like = before is not None and before.is_like(now)
+        if before is not None and is_like and all(map(operator.is_, before.tensors, now.tensors)):
+            return None
+        self._move(now)
+        self.ids = dict.fromkeys(map(id, now.tensors))
+        if before is None:
+            return [], False
+        were = dict(zip(before.slots, before.tensors, strict=True))
+        pairs = zip(now.slots, now.tensors, strict=True)
+        replaced = [(were[slot], t) for slot, t in pairs if were.get(slot, t) is not t]
+        return replaced, is_like
+
+    def _create_state_on_mesh(self) -> None:
+        """No first step in eager makes the optimizers' state there."""
+        if self._definition.parallel is None:
+            return
+        strange = [o for o in self._definition.optimizers if not create_state(o)]
+        if strange:
+            raise StepCaptureError(
+                f"a step on a mesh cannot be taken in eager, as the first of {strange[0]!r}, which "
+                "makes its state in a way of its own. Use another optimizer."
+            )
+
+    def _move(self, inventory: Inventory) -> None:
+        """Moves all that lives on to the backend's devices, if it has some."""
+        definition, target = self._definition, self.backend.target
+        if definition.parallel is not None and target is not None:
+            ranks = ranks_of(definition.parallel)
+            if ranks is not None:
+                begin_alike(ranks, definition.parallel, inventory, target.name)
+            definition.parallel.settle(inventory, definition.models, definition.optimizers, target)
+            return
+        found = home_of(inventory.tensors)
+        if found is not None and self.backend.home is None:
+            self.backend = step_backend(self.backend.name, self._options, found)
+        home = self.backend.home
+        if home is None:
+            return
+        pairs = zip(inventory.slots, inventory.tensors, strict=True)
+        move_together((t for slot, t in pairs if not slot.is_setting), home_named(home))
+
+    def synchronize(self) -> None:
+        """Waits for the GPU, if the tensors are on one."""
+        if any(t.is_cuda for t in self.inventory.tensors):
+            torch.cuda.synchronize()
+
 
 log = logging.getLogger("dynamo_backends")
 
@@ -47,6 +138,7 @@ class StepPrograms:
         raises: Likewise.
         tries: The records, by the state of torch in which they were made.
         compilations: How many graphs were compiled.
+        launches: How many executables were launched.
         reasons: Why each of them but the first was compiled.
         refusal: Why the backend can compile nothing, if that is so.
     """
@@ -59,14 +151,13 @@ class StepPrograms:
         raises: bool,
     ):
         self.tries: dict[Any, Trie] = {}
-        self.compilations = 0
+        self.compilations = self.launches = 0
         self.reasons: list[str] = []
         self.refusal: StepOperatorError | None = None
         self.definition = definition
         self.state = state
         self.settings = settings
         self.raises = raises
-        self._retired_launches = 0
         self._uses = itertools.count()
         self._failed: dict[Node, set[Any]] = {}  # with the arguments that shared memory
 
@@ -75,19 +166,13 @@ class StepPrograms:
         trie = self.tries.get(key)
         is_new = trie is None or trie.is_full
         if trie is None or is_new:
-            self._retired_launches += 0 if trie is None else trie.launches
             trie = self.tries[key] = Trie()
         return trie, is_new
 
     @property
-    def launches(self) -> int:
-        """Counts launched executables."""
-        return self._retired_launches + sum(trie.launches for trie in self.tries.values())
-
-    @property
-    def variants(self) -> Iterator[Variant]:
+    def kept(self) -> Iterator[RecordProgram]:
         """Yields the programs that are kept."""
-        return (program.variant for node in self._places() for program, _ in node.programs)
+        return (program for node in self._places() for program, _ in node.programs)
 
     def _all_tries(self) -> Iterator[Trie]:
         tries = list(self.tries.values())
@@ -107,9 +192,7 @@ class StepPrograms:
 
     def forget(self) -> None:
         """Lets go of all programs; the records stay."""
-        self._retired_launches = self.launches
         for trie in self._all_tries():
-            trie.retired = 0
             for node in trie.root.subtree():
                 node.programs.clear()
         self._failed.clear()
@@ -139,7 +222,7 @@ class StepPrograms:
         for program, is_pure in node.programs:
             is_enough = is_pure is pure and wanted.issubset(program.outputs)
             if is_enough and program.holds(segment, self.state.inventory):
-                program.variant.last_used = next(self._uses)
+                program.last_used = next(self._uses)
                 return program
         if node in self._failed and _sharing(segment, path) in self._failed[node]:
             return None
@@ -176,16 +259,12 @@ class StepPrograms:
         inputs: Any = None,
     ) -> RecordProgram:
         """Compiles a program for the way to a place; see `RecordProgram`."""
-        backend, inventory = self.state.backend, self.state.inventory
-        parallel, target = self.definition.parallel, backend.target
+        parallel, target = self.definition.parallel, self.state.backend.target
         if parallel is not None and target is not None and not pure:
             move_written(segment, path, parallel, target)
         with TRACING:
-            program = RecordProgram(
-                self.definition, backend, inventory, segment, path, outputs, pure,
-                self.settings, inputs,
-            )  # fmt: skip
-        program.variant.last_used = next(self._uses)
+            program = RecordProgram(self, segment, path, outputs, pure, inputs)
+        program.last_used = next(self._uses)
         if self.compilations:
             self.reasons.append(_OTHER_WAY if inputs is None else _OTHER_ORDER)
         self.compilations += 1
@@ -194,9 +273,8 @@ class StepPrograms:
     def _drop_oldest(self) -> None:
         """Keeps the number of programs within bounds."""
         programs = [(node, p) for node in self._places() for p, _ in node.programs]
-        programs.sort(key=lambda each: each[1].variant.last_used)
+        programs.sort(key=lambda each: each[1].last_used)
         for node, oldest in programs[:-MAX_VARIANTS]:
-            self._retired_launches += oldest.variant.program.launches
             node.programs[:] = [each for each in node.programs if each[0] is not oldest]
 
 

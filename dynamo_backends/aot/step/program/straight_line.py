@@ -14,7 +14,7 @@ from dynamo_backends._torch_private import (
 )
 from dynamo_backends.aot.step.backward.engine import DONE
 from dynamo_backends.aot.step.backward.tape import Tape, begin, change_tape, proceed
-from dynamo_backends.aot.step.record.interpreter import OptimizerCalls, execute
+from dynamo_backends.aot.step.record.interpreter import TakeStep, execute
 from dynamo_backends.aot.step.record.templates import Number, leaves
 from dynamo_backends.aot.step.record.trie import Entry, Trie
 
@@ -65,17 +65,10 @@ class StraightLine:
         self,
         inputs: Sequence[Any],
         stand_ins: Sequence[Tensor],
-        optimizers: OptimizerCalls,
+        take_step: TakeStep,
         is_number: Callable[[Any], bool],
     ) -> list[Any]:
-        """Runs the calls, and returns their results.
-
-        Args:
-            inputs: Their tensors.
-            stand_ins: Tensors that stand in for the numbers.
-            optimizers: Makes the calls of optimizers.
-            is_number: Tells tensors that stand for numbers.
-        """
+        """Runs the calls, and returns their results."""
         tensors: dict[Any, Any] = dict(zip(self.inputs, inputs, strict=True))
         numbers = dict(zip(self.places, stand_ins, strict=True))
         tensors.update((n, self._trie.values[n]) for n in self.slots)
@@ -88,7 +81,7 @@ class StraightLine:
             passes.note(entry)
 
         try:
-            execute(self._path, tensors, numbers.__getitem__, self._outputs, note, optimizers)
+            execute(self._path, tensors, numbers.__getitem__, self._outputs, note, take_step)
             passes.note(None)
         finally:
             change_tape(before).clear()

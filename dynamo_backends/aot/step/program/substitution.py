@@ -24,7 +24,6 @@ from dynamo_backends._torch_private import (
     storage_id,
     unwrapped,
 )
-from dynamo_backends.aot.step.backward.tape import accumulate
 from dynamo_backends.aot.step.program import rewrites
 from dynamo_backends.aot.step.program.optimizers import has_formulas_for_graphs
 from dynamo_backends.aot.step.program.scalars import Rank, Scalars, as_item
@@ -34,7 +33,6 @@ from dynamo_backends.interface.errors import StepCaptureError
 
 _T = torch.Tensor
 _SET_DATA: Any = vars(torch._C.TensorBase)["data"].__set__
-_GET_GRADIENT: Any = vars(torch._C.TensorBase)["grad"].__get__
 
 # What makes a Python value of a tensor, and the function that does so for a number's tensor.
 _ASKS: dict[Callable[..., Any], Callable[[Any], Any]] = {
@@ -46,14 +44,9 @@ _ASKS: dict[Callable[..., Any], Callable[[Any], Any]] = {
 class Substitution(TorchFunctionMode):
     """Replaces real tensors by those of a trace.
 
-    Args:
-        mode: The fake mode of the trace.
-        scalars: The numbers that are inputs.
-
     Attributes:
         scalars: Likewise.
         undeclared: Real tensors that nobody announced, in the order in which they were met.
-        gradients_read: Ids of tensors of the trace whose gradients were asked for.
         in_optimizer: An optimizer's step is running: numbers that it reads stay tensors.
     """
 
@@ -65,7 +58,6 @@ class Substitution(TorchFunctionMode):
         self._reals: dict[int, Tensor] = {}
         self._passes = itertools.count()
         self.undeclared: list[Tensor] = []
-        self.gradients_read: set[int] = set()
         self.in_optimizer = False
         self._reads_state = False
 
@@ -97,22 +89,11 @@ class Substitution(TorchFunctionMode):
         if func in (_T.backward, torch.autograd.backward):
             _, nodes = nodes_of(lambda: func(*args, **kwargs))
             return mark_backward_pass(nodes, next(self._passes))
-        if func == _GET_GRADIENT or func is accumulate:
-            self.gradients_read.update(map(id, args[0] if func is accumulate else args))
         if func == _SET_DATA and id(args[0]) in self._reals:
             return self._set_data(*args)
         is_setter = getattr(func, "__name__", "") == "__set__" or func is _T.requires_grad_
         result = func(*args, **kwargs) if is_setter else self._call(func, args, kwargs)
         return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
-
-    @contextlib.contextmanager
-    def clearing(self) -> Iterator[None]:
-        """Inside: gradients are thrown away, whether there are any or not."""
-        before = set(self.gradients_read)
-        try:
-            yield
-        finally:
-            self.gradients_read = before
 
     @contextlib.contextmanager
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -215,13 +196,7 @@ class Substitution(TorchFunctionMode):
     def _state_as_numbers(
         self, written: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """For formulas that calculate with 0-d state where those of eager read a number out of it.
-
-        Args:
-            written: What stays as it is.
-            args: Of a call.
-            kwargs: Likewise.
-        """
+        """For formulas that calculate with 0-d state; those of eager read a number out of it."""
         kept = {id(t) for t in written}
 
         def read(t: Tensor) -> Tensor:

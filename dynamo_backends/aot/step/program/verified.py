@@ -153,11 +153,7 @@ class StepComparison:
         Replay(self._graph.module)(self._inputs, self._keep)
 
     def judge(self, outputs: Sequence[Any]) -> str:
-        """What is wrong with the compiled step, in words; empty: nothing.
-
-        Args:
-            outputs: What it returned besides the updates.
-        """
+        """What is wrong with the compiled step, in words; empty: nothing."""
         if self.unverified:
             return ""
         start = time.perf_counter()

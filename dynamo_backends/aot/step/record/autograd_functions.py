@@ -14,9 +14,13 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils.hooks import RemovableHandle
 
-from dynamo_backends._torch_private import note_registrations
 from dynamo_backends._torch_private.nodes import bound_arguments, version_of
-from dynamo_backends.aot.step.backward.hooks import Gradients, call_posthooks, call_prehooks
+from dynamo_backends.aot.step.backward.hooks import (
+    Gradients,
+    call_posthooks,
+    call_prehooks,
+    register,
+)
 from dynamo_backends.aot.step.backward.tape import attach
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
 
@@ -72,11 +76,11 @@ class Context(FunctionCtx):
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """As of an autograd node."""
-        return _registered(self._hooks, hook)
+        return register(hook, self._hooks)
 
     def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """As of an autograd node."""
-        return _registered(self._prehooks, hook)
+        return register(hook, self._prehooks)
 
     def save(self, passes: Any, has_values: bool) -> None:
         """The forward is over: keeps what it saves.
@@ -100,26 +104,12 @@ class Context(FunctionCtx):
             self._saved = None
 
 
-def _registered(table: dict[int, Any], hook: Callable[..., Any]) -> RemovableHandle:
-    note_registrations()
-    handle = RemovableHandle(table)
-    table[handle.id] = hook
-    return handle
-
-
 def _version(tensor: Tensor) -> int | None:
     return None if is_placeholder(tensor) else version_of(tensor)
 
 
 class FunctionPlace:
-    """One application of a function whose results have a history.
-
-    Args:
-        context: Of the application.
-        outputs: What the forward returned.
-        differentiable: Which of these have a gradient.
-        arguments: Of the application.
-    """
+    """One application of a function whose results have a history."""
 
     def __init__(
         self,

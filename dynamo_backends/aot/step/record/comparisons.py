@@ -44,16 +44,14 @@ def comparison_of(trie: Trie, node: Node) -> Comparison:
             entry.function, _compiled(source.text(is_plain)), node, single,
             (grad if is_plain else entry.state, *source.constants),
         )  # fmt: skip
-    comparison: Comparison = node.comparison
-    return comparison
+    return node.comparison
 
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(text: str) -> Compare:
     names: dict[str, Any] = {}
     exec(compile(text, "<comparison of calls>", "exec"), _NAMES, names)
-    compare: Compare = names["compare"]
-    return compare
+    return names["compare"]
 
 
 _NAMES: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """The segments of one call of a step: how each begins, and how it ends."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -16,31 +16,12 @@ from dynamo_backends.aot.step.record.transforms import TransformedCalls
 from dynamo_backends.aot.step.record.trie import Node, Trie
 
 
-class Runner(Protocol):
-    """Runs what was recorded."""
-
-    def commit(self, segment: Segment) -> bool:
-        """Runs the calls of a segment as a program; False if only eager can."""
-
-    def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:
-        """Computes a few tensors of a segment and changes nothing; None if only eager can."""
-
-    def materialize(self, segment: Segment) -> None:
-        """Runs the calls of a segment in eager."""
-
-    def refuse(self, reason: str, line: str) -> None:
-        """Notes that a part of the step runs in eager, or raises."""
-
-    def note_value(self, func: Any, line: Callable[[], str]) -> None:
-        """Python has asked for the contents of a tensor, or for what is outside of the record."""
-
-
 class Segments:
     """The segments of one call of a step.
 
     Args:
         lives: Ids of the tensors that live from step to step.
-        runner: Runs what was recorded.
+        runner: Runs what was recorded: a `SegmentRunner`.
         recorder: Executes new calls.
         nested: The backward passes with user code in them.
         abstract: Records new calls without executing them, if that is wanted.
@@ -61,7 +42,7 @@ class Segments:
     def __init__(
         self,
         lives: dict[int, Any],
-        runner: Runner,
+        runner: Any,
         recorder: Recorder,
         nested: NestedPasses,
         abstract: AbstractRecorder | None,
@@ -160,7 +141,9 @@ class Segments:
         if not isinstance(result, str) or entry.function is not Tensor.__repr__:
             return result
         history = self.nested.name_of_history(wanted[0])
-        return _with_history(result, history or segment.trie.specs[wanted[0]].history)
+        node_name = history or segment.trie.specs[wanted[0]].history
+        is_named = not node_name or "grad_fn" in result
+        return result if is_named else f"{result[:-1]}, grad_fn=<{node_name}>)"
 
     def _has_history(self, replaying: bool) -> bool:
         nested = self.nested
@@ -207,16 +190,16 @@ class Segments:
         self.replaying = False
 
     def go_eager(self, reason: str) -> None:
-        """From here on the step runs in eager, up to its end."""
-        with self.own_calls():
-            self._go_eager(reason)
+        """From here on the step runs in eager, up to its end, unless it does so already."""
+        if self.following:
+            with self.own_calls():
+                self._go_eager(reason)
 
     def _go_eager(self, reason: str) -> None:
         self._runner.refuse(reason, self._recorder.line())
         if self.replaying:
             self.leave_record()
-        if self.following:
-            self.nested.release()
+        self.nested.release()
         self.following = False
         self.executed = True
 
@@ -262,7 +245,3 @@ def _then(node: Node) -> Trie:
         is_read = entry is not None and entry.kind == "read"
         node.then = Trie(entry.line if entry is not None and is_read else Recorder.line())
     return node.then
-
-
-def _with_history(text: str, node: str) -> str:
-    return f"{text[:-1]}, grad_fn=<{node}>)" if node and "grad_fn" not in text else text

@@ -16,6 +16,9 @@ from dynamo_backends.aot.step.source_lines import recorded_at
 from dynamo_backends.aot.step.state.hyperparameters import group_numbers, replace, restoring_groups
 from dynamo_backends.interface.errors import StepCaptureError
 
+TakeStep = Callable[[Any, Sequence[Tensor]], None]
+"""Takes a step of an optimizer, unless a flag of overflow is set (see `GradScaler.step`)."""
+
 Numbers = dict[int, list[Any]]
 """The numbers of optimizers, by the ids of these, as they were when each took its step."""
 
@@ -56,7 +59,7 @@ def execute(
     number: Callable[[int], Any],
     outputs: Sequence[int] = (),
     at: Callable[[Entry], None] = lambda _: None,
-    optimizers: "OptimizerCalls | None" = None,
+    take_step: TakeStep = scaling.step_without_overflow,
 ) -> None:
     """Runs the calls of a record.
 
@@ -66,7 +69,7 @@ def execute(
         number: Gives numbers that are inputs.
         outputs: What is needed in the end, besides what later calls take.
         at: Called before each of them.
-        optimizers: Makes the calls of optimizers; by default as in eager.
+        take_step: Takes the steps of optimizers; by default as in eager.
     """
     needed = {n for e in entries for n in (*refs(e.args), *refs(e.kwargs))}.union(outputs)
     for entry in entries:
@@ -74,7 +77,7 @@ def execute(
             continue
         at(entry)
         with settings(entry.state), recorded_at(entry.line):
-            _run(entry, tensors, number, optimizers or OptimizerCalls())
+            _run(entry, tensors, number, take_step)
         for target, value in entry.gradients.items():
             if value in entry.made and value in needed:
                 tensors[value] = tensors[target].grad
@@ -84,15 +87,15 @@ def _run(
     entry: Entry,
     tensors: dict[int, Any],
     number: Callable[[int], Any],
-    optimizers: "OptimizerCalls",
+    take_step: TakeStep,
 ) -> None:
     args = fill(entry.args, tensors.__getitem__, number)
     kwargs = fill(entry.kwargs, tensors.__getitem__, number)
     if entry.kind == "optimizer":
         with without_hooks(entry.function[1]):
-            optimizers.step(entry.function[1], args)
+            take_step(entry.function[1], args)
     elif entry.kind == "zero_grad":
-        optimizers.zero_grad(entry.function[1], *args, **kwargs)
+        entry.function[1].zero_grad(*args, **kwargs)
     else:
         result = entry.function(*args, **kwargs)
         if entry.function in (begin, proceed) and result[0] != entry.result.items[0]:
@@ -124,18 +127,6 @@ def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection
         if is_written or not found.isdisjoint(entry.made):
             found |= given.intersection(history)
     return found
-
-
-class OptimizerCalls:
-    """Calls of optimizers, as they are in eager."""
-
-    def step(self, optimizer: Any, overflows: Sequence[Tensor]) -> None:
-        """Takes a step, unless one of some tensors is not zero (see `GradScaler.step`)."""
-        scaling.step_without_overflow(optimizer, overflows)
-
-    def zero_grad(self, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Throws the gradients of an optimizer's parameters away."""
-        optimizer.zero_grad(*args, **kwargs)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,10 @@
 """What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
 
+import contextlib
 import gc
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -12,31 +13,68 @@ import torch
 
 from dynamo_backends._torch_private import scaling
 from dynamo_backends._torch_private.around import ENGINE
-from dynamo_backends._torch_private.functorch import is_transforming
+from dynamo_backends._torch_private.functorch import (
+    DUAL_LEVELS,
+    GRADIENTS,
+    NESTINGS,
+    OTHERS,
+    PULLBACKS,
+    is_transforming,
+)
 from dynamo_backends._torch_private.nodes import GENERATOR, graph_task
 from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, PYTHON_FUNCTIONS
-from dynamo_backends.aot.step.backward.checkpoints import region
-from dynamo_backends.aot.step.backward.generator_states import (
+from dynamo_backends.aot.step.backward.checkpoints import (
     GeneratorState,
     get_state,
+    region,
     use_state,
 )
-from dynamo_backends.aot.step.backward.graph_nodes import GraphNode
-from dynamo_backends.aot.step.record.active_session import (
-    active_session,
-    current_session,
-    note_collection,
-    open_transforms,
-    session_of_region,
-    set_session,
-)
+from dynamo_backends.aot.step.backward.tape import GraphNode
 from dynamo_backends.aot.step.record.autograd_functions import apply as apply_function
 from dynamo_backends.aot.step.record.autograd_functions import why_not_followed
 from dynamo_backends.aot.step.record.interpreter import without_hooks
 from dynamo_backends.aot.step.record.placeholders import Placeholder
 from dynamo_backends.aot.step.record.session import Session
-from dynamo_backends.aot.step.record.transform_patches import TRANSFORM_PATCHES
+from dynamo_backends.aot.step.record.transforms import TransformedCalls
 from dynamo_backends.aot.step.state.unsupported_hooks import has_global_hooks
+
+_thread = threading.local()
+
+
+def current_session() -> Session | None:
+    """Returns the call of a step that this thread is in."""
+    return getattr(_thread, "session", None)
+
+
+def set_session(session: Session | None) -> None:
+    """Begins a call of a step in this thread, or ends it."""
+    _thread.session = session
+
+
+def active_session() -> Session | None:
+    """Returns the call of a step that this thread is in, if its torch calls are followed."""
+    session = current_session()
+    return session if session is not None and session.is_active else None
+
+
+def session_of_region() -> Session | None:
+    """As `active_session`, or that of a checkpointed region that goes on in eager."""
+    session = current_session()
+    return session if session is not None and session.is_active_or_in_region else None
+
+
+def open_transforms() -> TransformedCalls | None:
+    """Returns the transforms of torch.func that this thread's step is in."""
+    session = current_session()
+    return session.transforms if session is not None and session.transforms.is_open else None
+
+
+def note_collection(phase: str, info: Any) -> None:
+    """Called by Python when it begins and ends to collect garbage, in the thread that does so."""
+    session = current_session()
+    if session is not None:
+        session.collecting = phase == "start"
+
 
 _SEEDS = (
     (torch, "manual_seed"), (torch.random, "manual_seed"), (torch, "seed"), (torch.random, "seed"),
@@ -273,6 +311,7 @@ class _Functions:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: set[Any] = set()
+        make: Any
         makers: dict[Any, dict[str, Any]] = {}
         for owner, name in _SEEDS:
             makers.setdefault(owner, {})[name] = _cutting
@@ -281,7 +320,7 @@ class _Functions:
                 makers.setdefault(owner, {})[name] = make
         for owner in PYTHON_FUNCTIONS:
             makers.setdefault(owner, {})["handle_torch_function"] = _handling
-        for (owner, name), make in zip(ENGINE, (_numbering, _asking, _queueing), strict=True):
+        for (owner, name), make in zip(ENGINE, (_numbering, _asking, _Engine), strict=True):
             makers.setdefault(owner, {})[name] = make
         owner, name = GENERATOR
         makers.setdefault(owner, {})[name] = _checkpointing
@@ -355,14 +394,10 @@ def _asking(original: Any, name: str) -> Callable[[Any], bool]:
     return will_engine_execute_node
 
 
-def _queueing(original: Any, name: str) -> Any:
-    return _Engine(original)
-
-
 class _Engine:
     """In the place of autograd's engine: a pass that is divided has callbacks, too."""
 
-    def __init__(self, original: Any):
+    def __init__(self, original: Any, name: str):
         self._original = original
 
     def __getattr__(self, name: str) -> Any:
@@ -412,11 +447,79 @@ def _applying(original: Any, name: str) -> Any:
             return original.__get__(None, cls)(*args, **kwargs)
         reason = why_not_followed(cls, kwargs)
         if reason:
-            session.nested.go_eager(f"calls an autograd.Function ({cls.__name__}) {reason}")
+            session.go_eager(f"calls an autograd.Function ({cls.__name__}) {reason}")
             return original.__get__(None, cls)(*args, **kwargs)
         return apply_function(session, cls, args, kwargs)
 
     return classmethod(apply)
 
+
+def _before_transform() -> Session | None:
+    """Returns the call of a step that begins a transform now, in code of the user's."""
+    session = active_session()
+    return session if session is not None and session.is_innermost else None
+
+
+def _region() -> contextlib.AbstractContextManager[Any]:
+    session = _before_transform()
+    return contextlib.nullcontext() if session is None else session.transforms.region()
+
+
+def _nesting(original: Any, name: str) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    def nesting(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with _region(), original(*args, **kwargs) as level:
+            yield level
+
+    return nesting
+
+
+def _differentiating(original: Any, name: str) -> Callable[..., Any]:
+    def autograd_grad(*args: Any, **kwargs: Any) -> Any:
+        with _region():
+            return original(*args, **kwargs)
+
+    return autograd_grad
+
+
+def _pulling_back(original: Any, name: str) -> Callable[..., Any]:
+    def vjp(*args: Any, **kwargs: Any) -> Any:
+        session = _before_transform()
+        result = original(*args, **kwargs)
+        if session is not None:
+            session.transforms.add_pullback(result[1])
+        return result
+
+    return vjp
+
+
+def _eager(original: Any, name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session, transforms = _before_transform(), open_transforms()
+        reason = "uses a transform of functions that no program of a step holds"
+        if session is not None:
+            session.go_eager(reason)
+        elif transforms is not None:
+            transforms.refuse(reason)
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _forwards(original: Any, name: str) -> Callable[..., Any]:
+    def enter_dual_level() -> Any:
+        session = _before_transform()
+        if session is not None:
+            session.go_eager("uses torch.autograd.forward_ad")
+        return original()
+
+    return enter_dual_level
+
+
+TRANSFORM_PATCHES = (
+    (NESTINGS, _nesting), (GRADIENTS, _differentiating), (PULLBACKS, _pulling_back),
+    (OTHERS, _eager), (DUAL_LEVELS, _forwards),
+)  # fmt: skip
+"""Functions of torch at which transforms begin, each with what makes its replacement."""
 
 _FUNCTIONS = _Functions()

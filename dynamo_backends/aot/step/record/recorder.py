@@ -12,14 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends._torch_private import is_in_ddp_forward, storage_id
 from dynamo_backends.aot.step.backward.checkpoints import is_of_region
-from dynamo_backends.aot.step.backward.hooks import backward_without_hooks, is_hooked
-from dynamo_backends.aot.step.backward.tape import accumulate, attach, begin, proceed
-from dynamo_backends.aot.step.record import functions
+from dynamo_backends.aot.step.backward.hooks import is_hooked
+from dynamo_backends.aot.step.backward.tape import attach, begin, proceed
+from dynamo_backends.aot.step.record import handlers
 from dynamo_backends.aot.step.record.interpreter import consumed_by
 from dynamo_backends.aot.step.record.placeholders import TensorSpec
 from dynamo_backends.aot.step.record.segment import Segment
-from dynamo_backends.aot.step.record.templates import Items, NotRecordable, Ref, refs, template_of
-from dynamo_backends.aot.step.record.trie import VARYING, Entry, Flags, Node, torch_state
+from dynamo_backends.aot.step.record.templates import (
+    Items,
+    NotRecordable,
+    Ref,
+    leaves,
+    refs,
+    template_of,
+)
+from dynamo_backends.aot.step.record.trie import VARYING, Entry, Flags, torch_state
 from dynamo_backends.aot.step.source_lines import describe_line, name_of, user_frame
 from dynamo_backends.interface.errors import DynamoBackendsError
 
@@ -78,7 +85,7 @@ class Recorder:
         if (
             observer.reads
             and kind == "call"
-            and not functions.only_checks_values(func, args, kwargs)
+            and not handlers.only_checks_values(func, args, kwargs)
         ):
             if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
                 self._session.go_eager(f"calls {name_of(func)}, whose result depends on values")
@@ -88,7 +95,7 @@ class Recorder:
         if not tensors and not refs(template) and kind != "mark":
             self.natives.add(func)
             return result
-        if kind == "call" and result is not None and not refs(template):
+        if kind == "call" and result is not None and not refs(template) and [*leaves(template)]:
             kind = "read"
         entry = Entry(
             kind, func, *given, template, state, self.line(), made,
@@ -125,12 +132,12 @@ class Recorder:
             is_new = number is None or segment.trie.kinds[number] == "input"
             if is_new and not tensor.is_leaf and not segment.is_freed(tensor):
                 raise Refusal("uses a tensor with a history from before the step")
-        is_setter = func in (functions.SET_DATA, functions.SET_REQUIRES_GRAD) or (
+        is_setter = func in (handlers.SET_DATA, handlers.SET_REQUIRES_GRAD) or (
             func is torch.Tensor.requires_grad_
         )
         if is_setter:
             number = segment.ref(tensors[0]).value
-            is_data = func == functions.SET_DATA
+            is_data = func == handlers.SET_DATA
             if segment.trie.kinds[number] != ("slot" if is_data else "result"):
                 raise Refusal(f"sets an attribute of a tensor ({name_of(func)})")
 
@@ -190,10 +197,8 @@ class Recorder:
         self._check(segment, func, kwargs, tensors)
         given = self._templates(segment, func, args, kwargs, tensors)
         assert given is not None
-        hooked = set(map(id, args[2])) if func is backward_without_hooks else set()
-        leaves = {n: t for n, t in _leaves(segment) if id(t) not in hooked}
-        is_part = func in (begin, proceed, accumulate)
-        if not is_part and any(map(is_hooked, leaves.values())):
+        leaves = dict(_leaves(segment))
+        if func not in (begin, proceed) and any(map(is_hooked, leaves.values())):
             raise Refusal("has hooks in its backward pass")
         before = {n: t.grad for n, t in leaves.items()}
         state = torch_state()
@@ -212,7 +217,7 @@ class Recorder:
                 new = segment.result(gradient).value
                 made += [] if new in segment.node.known else [new]
                 entry.gradients[number] = new
-        told = _told(segment.node)
+        told = {n for before_it in segment.node.path() for n in before_it.gradients}
         entry.made = tuple(made)
         if func is not proceed:
             entry.absent = tuple(n for n, g in before.items() if n not in told and g is None)
@@ -269,15 +274,10 @@ def _leaves(segment: Segment) -> Iterator[tuple[int, Tensor]]:
             yield number, tensor
 
 
-def _told(node: Node) -> set[int]:
-    """Returns the tensors whose gradients the record knows."""
-    return {n for entry in node.path() for n in entry.gradients}
-
-
 def _retains(entry: Entry) -> bool:
     """Returns whether a backward pass keeps the history that it goes through."""
     given = dict(zip(entry.kwargs.keys, entry.kwargs.items, strict=True))
-    first = 2 if entry.function in functions.BACKWARD else 3
+    first = 2 if entry.function in handlers.BACKWARD else 3
     retain, create = (*entry.args.items[first : first + 2], None, None)[:2]
     return bool(given.get("retain_graph", retain) or given.get("create_graph", create))
 

@@ -180,12 +180,6 @@ class Segment:
         found = [t for t in tensors if id(t) in hooked and t.requires_grad and t.is_leaf]
         return {t: of_nodes.get(id(t), ({}, {})) for t in found}
 
-    def leaves(self, replaying: bool) -> list[Tensor]:
-        """Returns the leaves that calls have had, always in the same order."""
-        find = self.trie.values.__getitem__ if replaying else self.real
-        tensors = map(find, self.node.may_have_hooks(self.trie.kinds))
-        return [t for t in tensors if t is not None and t.requires_grad and t.is_leaf]
-
     def held(self) -> list[int]:
         """Returns the results that user code refers to, and the gradients of such results."""
         node, kinds = self.node, self.trie.kinds
@@ -284,8 +278,7 @@ class Segment:
     def real(self, number: int) -> Tensor | None:
         """Returns the tensor of a number while calls are recorded; None if it is gone."""
         if self.trie.kinds[number] == "slot":
-            tensor: Tensor = self.trie.values[number]
-            return tensor
+            return self.trie.values[number]
         alive = self._alive.get(number)
         return None if alive is None else alive()
 

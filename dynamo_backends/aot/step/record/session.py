@@ -17,8 +17,7 @@ from dynamo_backends._torch_private.placeholders import (
     push_function_mode,
 )
 from dynamo_backends.aot.step.backward.checkpoints import must_stop
-from dynamo_backends.aot.step.backward.tape import current_tape
-from dynamo_backends.aot.step.record import functions
+from dynamo_backends.aot.step.backward.tape import current_tape, proceed
 from dynamo_backends.aot.step.record.abstract import AbstractRecorder
 from dynamo_backends.aot.step.record.backward_passes import NestedPasses
 from dynamo_backends.aot.step.record.comparisons import (
@@ -26,8 +25,8 @@ from dynamo_backends.aot.step.record.comparisons import (
     Comparison,
     comparison_of,
 )
-from dynamo_backends.aot.step.record.cuts import Runner, Segments
-from dynamo_backends.aot.step.record.handlers import HANDLERS, native
+from dynamo_backends.aot.step.record.cuts import Segments
+from dynamo_backends.aot.step.record.handlers import ARITHMETIC, HANDLERS, native, takes_tensor
 from dynamo_backends.aot.step.record.recorder import Recorder, Refusal
 from dynamo_backends.aot.step.record.templates import Items, differing_numbers
 from dynamo_backends.aot.step.record.transforms import TransformedCalls
@@ -41,7 +40,7 @@ class Session(Segments, TorchFunctionMode):
     Args:
         trie: The records of the step.
         lives: Ids of the tensors that live from step to step.
-        runner: Runs what was recorded.
+        runner: Runs what was recorded: a `SegmentRunner`.
         settings: Of the optimizers, by their ids.
         is_abstract: New calls are recorded without being executed (see `abstract`).
         arguments: Of the step, if it is spread over a mesh.
@@ -55,7 +54,7 @@ class Session(Segments, TorchFunctionMode):
         self,
         trie: Trie,
         lives: dict[int, Any],
-        runner: Runner,
+        runner: Any,
         settings: dict[int, OptimizerSettings],
         is_abstract: bool = False,
         arguments: Any = (),
@@ -173,7 +172,9 @@ class Session(Segments, TorchFunctionMode):
         if self.replaying:
             node = self._match(func, args, kwargs)
             if node is None:
-                if func in self._recorder.natives and not _has_tensors(args, kwargs):
+                if func in self._recorder.natives and not any(
+                    isinstance(x, Tensor) for x in pytree.tree_leaves((args, kwargs))
+                ):
                     return self.data(func(*args, **kwargs))
                 node = self._diverged(kind, func, args, kwargs)
             if node is None and self._abstract is not None:
@@ -225,6 +226,7 @@ class Session(Segments, TorchFunctionMode):
             entry = child.entry
             assert entry is not None
             is_plain = entry.kind == "call" and entry.function not in HANDLERS
+            is_plain |= entry.function is proceed and not (entry.absent or entry.present)
             if is_plain and not (entry.flags or entry.gradients or child.stops):
                 node.following = comparison_of(self.segment.trie, child)
         return node.following
@@ -279,15 +281,7 @@ class Session(Segments, TorchFunctionMode):
     def optimizer(
         self, kind: str, optimizer: Any, args: Any, kwargs: Any, run: Callable[[], Any]
     ) -> Any:
-        """Compares a call of an optimizer's method with the record, or records it.
-
-        Args:
-            kind: "optimizer" (its `step`) or "zero_grad".
-            optimizer: The optimizer.
-            args: Arguments of the call.
-            kwargs: Keyword arguments.
-            run: Executes it in eager.
-        """
+        """Compares a call of an optimizer's method with the record, or records it."""
         self._busy = True
         try:
             return self._optimizer(kind, optimizer, args, kwargs, run)
@@ -323,12 +317,8 @@ _gradient = operator.attrgetter("grad")
 _NONES = itertools.repeat(None)
 
 
-def _has_tensors(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(x, Tensor) for x in pytree.tree_leaves((args, kwargs)))
-
-
 def _may_change(func: Any, template: Any, place: tuple[int, ...]) -> bool:
     for index in place:
         template = template.items[index]
-    is_arithmetic = type(template) is float or func in functions.ARITHMETIC
-    return is_arithmetic or functions.takes_tensor(func, place)
+    is_arithmetic = type(template) is float or func in ARITHMETIC
+    return is_arithmetic or takes_tensor(func, place)

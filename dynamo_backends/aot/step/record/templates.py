@@ -30,13 +30,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Number:
-    """A Python number that is an input of the program.
-
-    Attributes:
-        index: Its number in the trie.
-        kind: Its class.
-        value: As it was recorded.
-    """
+    """A Python number that is an input of the program."""
 
     index: int
     kind: type
@@ -74,10 +68,6 @@ _SEQUENCES = (list, tuple, torch.Size)
 def template_of(value: Any, ref: Callable[[Tensor], Ref]) -> Template:
     """Returns the template of a value.
 
-    Args:
-        value: Arguments or a result.
-        ref: Numbers a tensor.
-
     Raises:
         NotRecordable: It has objects that another call cannot be compared with.
     """
@@ -103,13 +93,7 @@ def _is_rebuilt(kind: type) -> bool:
 
 
 def fill(template: Template, value: Callable[[int], Any], number: Callable[[int], Any]) -> Any:
-    """Puts a value together.
-
-    Args:
-        template: Of it.
-        value: Gives tensors.
-        number: Gives numbers.
-    """
+    """Puts a value together."""
     if type(template) is Ref:
         return value(template.value)
     if type(template) is Number:

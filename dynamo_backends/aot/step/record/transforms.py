@@ -23,11 +23,10 @@ from dynamo_backends._torch_private.functorch import (
     without_autograd,
 )
 from dynamo_backends._torch_private.placeholders import contents_of
-from dynamo_backends.aot.step.record import functions
-from dynamo_backends.aot.step.record.handlers import change_shape
+from dynamo_backends.aot.step.record.handlers import BARRIERS, VALUES, change_shape
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
 
-_NEEDS_MEMORY = functions.BARRIERS.difference(functions.VALUES)
+_NEEDS_MEMORY = BARRIERS.difference(VALUES)
 
 
 class TransformedCalls(TorchDispatchMode):

@@ -198,8 +198,6 @@ class Trie:
         self.line = line
         self.read_at = self.made_at = ""
         self.batch: tuple[int, ...] = ()
-        self.retired = 0
-        """Launches of programs that are gone."""
         self.root = Node()
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
@@ -282,16 +280,10 @@ class Trie:
         """Adds a call behind a place."""
         node = Node(entry, parent, parent.known.union(entry.mentioned()), history)
         if len(parent.children) == MAX_WAYS:
-            dropped = parent.children.pop(0)
-            self.retired += launches_of(dropped) + launches_after(dropped)
+            parent.children.pop(0)
         parent.children.append(node)
         parent.following = None
         return node
-
-    @property
-    def launches(self) -> int:
-        """Counts the programs that were launched here, and after cuts."""
-        return self.retired + launches_of(self.root) + launches_after(self.root)
 
     @property
     def is_full(self) -> bool:
@@ -312,7 +304,6 @@ class Trie:
             both = with_number(both, place, self._new_number)
         entry.args, entry.kwargs = both.items
         node.comparison = node.parent.following = None  # type: ignore[union-attr]
-        self.retired += launches_of(node)
         for below in node.subtree():
             below.programs.clear()
             if below.entry is not None:
@@ -323,12 +314,7 @@ class Trie:
         return Number(len(self.numbers) - 1, type(value), value)
 
     def is_constant(self, node: Node, numbers: Sequence[int]) -> bool:
-        """Returns whether results follow from nothing but the calls on the way to a place.
-
-        Args:
-            node: The place.
-            numbers: Of the results.
-        """
+        """Returns whether results follow from nothing but the calls on the way to a place."""
         aliases = self.aliases
         needed = {aliases.get(n, n) for n in numbers}
         for entry in reversed(node.path()):
@@ -346,18 +332,6 @@ class Trie:
         """Returns what a replayed call returns."""
         assert node.entry is not None
         return fill(node.entry.result, self.value, self.numbers.__getitem__)
-
-
-def launches_of(node: Node) -> int:
-    """Counts the launches of programs of a place, and of those that follow."""
-    programs = (program for below in node.subtree() for program, _ in below.programs)
-    return sum(program.variant.program.launches for program in programs)
-
-
-def launches_after(node: Node) -> int:
-    """Counts the launches of programs after cuts."""
-    then = (below.then for below in node.subtree())
-    return sum(trie.launches for trie in then if trie is not None)
 
 
 def _count() -> int:
@@ -397,12 +371,10 @@ class Holders:
         return list(self._held)
 
     def _is_held(self, number: int) -> bool:
-        values = self._trie.values
-        if values[number] is None:
+        value = self._trie.values[number]
+        if value is None:
             return False
-        return self._trie.is_held(number) or _is_marked(values[number])
-
-
-def _is_marked(value: Any) -> bool:
-    """Whether somebody knows a placeholder without holding it, or has left something on it."""
-    return has_attributes(value) or weakref.getweakrefcount(value) > 0
+        if has_attributes(value) or weakref.getweakrefcount(value):
+            return True  # user code knows it without holding it, or has left something on it
+        del value
+        return self._trie.is_held(number)

@@ -22,14 +22,7 @@ Key = tuple[int, bool]
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in memory that it shares.
-
-    Attributes:
-        base: Which memory.
-        offset: Of the first element.
-        size: Of each dimension.
-        stride: Of each dimension.
-    """
+    """How a tensor lies in memory that it shares."""
 
     base: int
     offset: int
@@ -89,11 +82,7 @@ class Aliases:
         self.names.append(f"memory of {', '.join(names)}")
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
-        """Returns whether the tensors still share the same memory.
-
-        Args:
-            tensors: One per slot.
-        """
+        """Returns whether the tensors still share the same memory."""
         for (slot, is_gradient), address in self._addresses:
             tensor = tensors[slot].grad if is_gradient else tensors[slot]
             if tensor is None or _address(tensor) != address:

@@ -44,14 +44,7 @@ class BatchSpec:
 
 @dataclass(frozen=True)
 class _Object:
-    """An object whose attributes (and items, if it is a dict) are taken for it.
-
-    Attributes:
-        kind: Its class.
-        names: Its attributes.
-        inner: How their leaves are put together.
-        count: How many leaves that is.
-    """
+    """An object whose attributes (and items, if it is a dict) are taken for it."""
 
     kind: type
     names: tuple[str, ...]

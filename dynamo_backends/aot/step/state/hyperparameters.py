@@ -209,7 +209,10 @@ class OptimizerSettings:
     def _has_only_tensors(self, values: list[Any]) -> bool:
         """Whether nothing that was read changes without being another object."""
         fixed = (int, float, str, bool, tuple, type(None))
-        is_fixed = all(isinstance(v, fixed) or _is_parameters(v) for v in values)
+        is_fixed = all(
+            isinstance(v, fixed) or (isinstance(v, list) and all(isinstance(p, Tensor) for p in v))
+            for v in values
+        )
         states = self._optimizer.state.values()
         return is_fixed and all(
             isinstance(x, Tensor)
@@ -217,7 +220,3 @@ class OptimizerSettings:
             if isinstance(state, Mapping)
             for x in state.values()
         )
-
-
-def _is_parameters(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(p, Tensor) for p in value)

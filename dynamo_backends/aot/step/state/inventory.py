@@ -28,15 +28,7 @@ class Slot(NamedTuple):
 
 
 class Inventory:
-    """Every tensor of the models and optimizers, each once.
-
-    Args:
-        models: Whose parameters and buffers are kept.
-        optimizers: Whose parameters and state are kept.
-
-    Attributes:
-        tensors: One per slot.
-    """
+    """Every tensor of the models and optimizers, each once."""
 
     def __init__(
         self,

@@ -22,15 +22,7 @@ _SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step,
 
 @dataclass(frozen=True)
 class _Refused:
-    """A kind of module that no step can hold.
-
-    Attributes:
-        module: Where its class is.
-        name: Of the class.
-        why: What it does outside of the trace.
-        way_out: What to do instead.
-        applies: To which of its instances.
-    """
+    """A kind of module that no step can hold."""
 
     module: str
     name: str
@@ -115,12 +107,8 @@ def _of_module(module: nn.Module) -> str | None:
         # Without an import: where nobody has imported it, there is no instance.
         kind = getattr(sys.modules.get(row.module), row.name, None)
         if kind is not None and isinstance(module, kind) and row.applies(module):
-            return _text(row)
+            return f"{row.name} {row.why}. Such steps cannot be one graph: {row.way_out}."
     return None
-
-
-def _text(row: _Refused) -> str:
-    return f"{row.name} {row.why}. Such steps cannot be one graph: {row.way_out}."
 
 
 def _of_parameter(name: str, parameter: Tensor) -> str | None:

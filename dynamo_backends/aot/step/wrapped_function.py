@@ -6,7 +6,7 @@ averaged over the parts, as they would be for the mean loss of the whole batch.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,28 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import scaling, storage_id
-from dynamo_backends.aot.step.method_overrides import override_method
-from dynamo_backends.interface.errors import StepCaptureError
+from dynamo_backends.interface.errors import OptionError, StepCaptureError, did_you_mean
+
+
+@contextlib.contextmanager
+def override_method(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Inside: `owner.name(...)` calls `replacement(original, ...)`."""
+    original = getattr(owner, name)
+    had, before = name in vars(owner), vars(owner).get(name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    # Learning rate schedulers look for this on the method.
+    vars(call).update(vars(getattr(original, "__func__", original)))
+    vars(owner)[name] = call
+    try:
+        yield
+    finally:
+        if had:
+            vars(owner)[name] = before
+        else:
+            del vars(owner)[name]
 
 
 class _EndOfPart(BaseException):
@@ -32,7 +52,7 @@ class StepCall:
         parts: int,
         share_memory: Callable[[Tensor, Tensor], bool] | None = None,
     ):
-        self._share_memory = share_memory or _share_storage
+        self._share_memory = share_memory or (lambda a, b: storage_id(a) == storage_id(b))
         self._optimizers = optimizers
         self._models = models
         self._parts = parts
@@ -137,10 +157,6 @@ class StepCall:
         return original(*args, **kwargs)
 
 
-def _share_storage(loss: Tensor, result: Tensor) -> bool:
-    return storage_id(loss) == storage_id(result)
-
-
 class _Backward(TorchFunctionMode):
     """Weighs the gradients of each part."""
 
@@ -163,3 +179,73 @@ class _Backward(TorchFunctionMode):
         func(loss, gradient * self._call.share, *rest, **kwargs)
         self._call.after_backward(loss)
         return None
+
+
+Precision = Literal["float32", "bf16"]
+
+PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
+
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+def check_precision(precision: Any) -> None:
+    """Raises `OptionError` for a precision that there is not."""
+    if precision not in PRECISIONS:
+        hint = did_you_mean(str(precision), PRECISIONS)
+        raise OptionError(f"precision must be 'float32' or 'bf16', not {precision!r}.{hint}")
+
+
+def in_bfloat16(
+    function: Callable[..., Any],
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+) -> Callable[..., Any]:
+    """Returns a step function that runs under autocast to bfloat16, but for backward and update.
+
+    Casts of weights are not kept from one use to the next one: a step may use them, update them and
+    use them again.
+    """
+    kinds = sorted({p.device.type for model in models for p in model.parameters()} or {"cpu"})
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for kind in kinds:
+                entered = torch.autocast(kind, torch.bfloat16, cache_enabled=False)
+                stack.enter_context(entered)
+            stack.enter_context(_BackwardOutside(kinds))
+            for optimizer in optimizers:
+                stack.enter_context(override_method(optimizer, "step", _outside(kinds)))
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _outside(kinds: Sequence[str]) -> Callable[..., Any]:
+    def run(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with _without_autocast(kinds):
+            return original(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def _without_autocast(kinds: Sequence[str]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+class _BackwardOutside(TorchFunctionMode):
+    """Runs backward passes outside of autocast."""
+
+    def __init__(self, kinds: Sequence[str]):
+        super().__init__()
+        self._kinds = kinds
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        outside = func in _BACKWARD and torch.is_autocast_enabled(self._kinds[0])
+        with _without_autocast(self._kinds) if outside else contextlib.nullcontext():
+            return func(*args, **(kwargs or {}))

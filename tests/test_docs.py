@@ -5,8 +5,11 @@ docs/backends.md, docs/capture.md and docs/explain.md have tests of their own.
 
 import ast
 import importlib
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,21 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)  # pages save files
     with executed(name) as (ran, _):
         assert [found for found in differences(ran) if found[0] is not None] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_the_code_of_a_first_page_runs_when_it_is_pasted_into_one_file(name: str, tmp_path: Path):
+    blocks = examples((ROOT / name).read_text(encoding="utf-8"))
+    (tmp_path / "pasted.py").write_text("\n".join(block.code for block in blocks))
+    done = subprocess.run(
+        [sys.executable, "pasted.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", WITH_CODE)

@@ -73,7 +73,7 @@ verdicts: $(STAMP) ## Write the tables of verdicts that come with the package (d
 	OMP_NUM_THREADS=1 $(BIN)/python tools/verdicts.py $(ARGS)
 
 bench: $(STAMP) ## Run the benchmarks, one after the other
-	$(BIN)/python benchmarks/xla_inference.py
+	$(BIN)/dynamo-backends bench classic --resume --output build/bench.json
 	$(BIN)/python benchmarks/xla_convolution.py
 	$(BIN)/python benchmarks/call_overhead.py
 

@@ -1,6 +1,7 @@
 """Runs another benchmark as on a processor with AVX2 and nothing newer.
 
-    python benchmarks/on_avx2.py benchmarks/xla_inference.py --models resnet18 bert
+    python benchmarks/on_avx2.py benchmarks/training.py --models resnet50 bert
+    python benchmarks/on_avx2.py dynamo_backends/cli/__main__.py bench classic
 
 The variables of single libraries (ONEDNN_MAX_CPU_ISA, ATEN_CPU_CAPABILITY, XLA's flag
 xla_cpu_max_isa) do not limit all of them: XLA's products come from YNNPACK, which asks the

@@ -9,7 +9,6 @@ from dynamo_backends.workers.memory import peak_rss_bytes, reset_peak_rss, rss_b
 from dynamo_backends.workers.statistics import Ratio, Timing, speedup
 from harness.arguments import (
     arguments,
-    chosen_cases,
     model_arguments,
     named_models,
     process_arguments,
@@ -18,14 +17,12 @@ from harness.peak import Products, products_of
 from harness.processes import ChildError, free_port, hand_back, result_of_child, run_child
 from harness.report import (
     announce,
-    as_record,
     environment,
     environment_line,
     format_ratio,
     make_console,
     results_table,
     save_json,
-    summarize,
 )
 from harness.runner import (
     Compiled,
@@ -48,10 +45,8 @@ __all__ = [
     "Timing",
     "announce",
     "arguments",
-    "as_record",
     "candidates_table",
     "check",
-    "chosen_cases",
     "compare",
     "compare_outputs",
     "compile_model",
@@ -83,5 +78,4 @@ __all__ = [
     "save_json",
     "speedup",
     "suite",
-    "summarize",
 ]

@@ -2,11 +2,8 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
 
-from rich.console import Console
-
-from dynamo_backends.bench.suites import ModelCase, find_cases, suite
+from dynamo_backends.bench.suites import find_cases, suite
 
 
 def arguments(summary: str, rounds: int) -> argparse.ArgumentParser:
@@ -49,16 +46,6 @@ def process_arguments(summary: str) -> argparse.ArgumentParser:
     parser.add_argument("--backend", default="openxla")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser
-
-
-def chosen_cases(settings: Any, console: Console) -> Sequence[ModelCase]:
-    """The ten classic models, or those that the command line names; none, and why, if it errs."""
-    cases = suite("classic", settings.scale, settings.batch)
-    try:
-        return find_cases(cases, settings.models) if settings.models else cases
-    except ValueError as error:
-        console.print(f"[red]{error}[/]")
-        return ()
 
 
 def named_models(settings: argparse.Namespace, suites: Sequence[str]) -> list[str]:

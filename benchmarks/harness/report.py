@@ -3,8 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from dynamo_backends.bench.environment import environment, environment_line
-from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.runtime.cache import write_whole
 from dynamo_backends.workers.statistics import Ratio
 from harness.kept import typed
@@ -67,53 +65,6 @@ def _cells(result: Result) -> list[str]:
 def format_ratio(ratio: Ratio) -> str:
     """A speedup and its interval, such as "1.62 [1.58, 1.66]" (escaped for rich)."""
     return rf"{ratio.value:.2f} \[{ratio.low:.2f}, {ratio.high:.2f}]"
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A backend's speedups over several models.
-
-    Attributes:
-        mean: Their geometric mean.
-        lowest: The smallest.
-        models: How many there are: those that ran and were right.
-    """
-
-    mean: float
-    lowest: float
-    models: int
-
-
-def summarize(results: Iterable[Result]) -> dict[str, Summary]:
-    """The speedups of each backend in short."""
-    speedups: dict[str, list[float]] = {}
-    for result in results:
-        if result.timing is not None:
-            speedups.setdefault(result.backend, []).append(result.timing.speedup.value)
-    return {name: Summary(geometric_mean(s), min(s), len(s)) for name, s in speedups.items()}
-
-
-def as_record(result: Result) -> dict[str, Any]:
-    """A result as plain data, for JSON; times in milliseconds."""
-    timing, compiled, accuracy = result.timing, result.compiled, result.accuracy
-    return {
-        "model": result.model,
-        "backend": result.backend,
-        "passed": result.passed,
-        "error": result.error,
-        "eager_ms": result.eager.median * 1e3 if result.eager else None,
-        "ms": timing.median * 1e3 if timing else None,
-        "ratio": timing.speedup.value if timing else None,
-        "ratio_95": [timing.speedup.low, timing.speedup.high] if timing else None,
-        "max_abs": accuracy.max_abs if accuracy else None,
-        "max_rel": accuracy.max_rel if accuracy else None,
-        "graphs": compiled.graphs if compiled else None,
-        "ops_on_backend": compiled.ops_on_backend if compiled else None,
-        "ops_in_eager": compiled.ops_in_eager if compiled else None,
-        "fallbacks": [[f.op, f.reason, f.count] for f in compiled.fallbacks] if compiled else [],
-        "first_call_s": compiled.first_call_s if compiled else None,
-        "backend_compile_s": compiled.backend_s if compiled else None,
-    }
 
 
 def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) -> None:

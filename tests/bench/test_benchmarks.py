@@ -1,13 +1,10 @@
 """The benchmark programs load and read their command lines; running them is no test's business."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import harness
 from dynamo_backends.bench.cells import Cell, Outcome
@@ -16,25 +13,19 @@ from tests.bench.made_up import failing, passing
 from tests.bench.programs import ROOT, load
 
 PROGRAMS = (
-    "xla_inference",
-    "xla_products",
     "xla_simplifier",
     "call_overhead",
     "compile_time",
     "cache_start",
     "memory",
-    "vendor_parity",
-    "thread_pools",
     "training",
     "training_memory",
     "autotune",
     "generation",
     "scaling",
     "tuning_time",
-    "busy_machine",
     "background",
     "device_steps",
-    "kernel_races",
 )
 
 
@@ -46,20 +37,8 @@ def test_program_loads_and_has_defaults(name: str) -> None:
 
 
 def test_unknown_model_gets_help_and_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert load("benchmarks/xla_inference.py").main(["--models", "resnet8"]) == 2
+    assert load("benchmarks/autotune.py").main(["--models", "resnet8"]) == 2
     assert "Did you mean 'resnet18'?" in capsys.readouterr().out
-
-
-def test_a_limit_is_what_products_alone_would_take() -> None:
-    program = load("benchmarks/xla_inference.py")
-    record = {"model": "dense", "backend": "openxla", "passed": True, "eager_ms": 30.0,
-              "ratio": 1.2, "ratio_95": [1.1, 1.3]}  # fmt: skip
-    (table,) = program.published({"results": [record]})
-    assert [column.header for column in table.columns] == ["model", "eager ms", "`openxla`"]
-    content = {"results": [record], "products": {"dense": {"gflop": 4.0, "peak": 200.0}}}
-    (table,) = program.published(content)
-    assert [*table.columns[-1].cells] == ["1.50", ""]
-    assert harness.Products().limit(30.0) is None, "nothing is multiplied"
 
 
 def test_what_a_call_multiplies_is_counted() -> None:
@@ -78,17 +57,6 @@ def test_gradients_of_convolutions_multiply_as_much_as_these(groups: int, kind: 
     assert forward > 0
     whole = harness.products_of(lambda: layer(image).sum().backward()).gflop
     assert whole == pytest.approx(3 * forward)
-
-
-def test_products_are_shown_by_their_speed() -> None:
-    program = load("benchmarks/xla_products.py")
-    row = {"product": "square", "gflops": {"eager": 220.4, "openxla": 190.6}}
-    (table,) = program.published({"results": [row]})
-    assert [[*column.cells] for column in table.columns] == [["square"], ["220"], ["191"]]
-    function, shapes, operations = program.PRODUCTS["48 of 128 x 64 by 64 x 128"]
-    with FlopCounterMode(display=False) as counter:
-        function(*map(torch.randn, shapes))
-    assert counter.get_total_flops() == operations
 
 
 def test_budgets_are_measured_one_by_one_and_continued(
@@ -177,61 +145,6 @@ def test_training_goes_on_where_it_was_stopped_and_says_what_is_missed(
     assert measured == ["gpt2", "bert", "lstm"]
     assert program.main(["--rounds", "3", *flags, "gpt2"]) == 2
     assert "do not belong together" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_program_that_a_busy_machine_made_slow_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, asked = load("benchmarks/busy_machine.py"), []
-
-    class Planted:
-        def __init__(self, folder: str):
-            self.compiled = ""
-
-        def __enter__(self) -> Any:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            asked.append("end")
-
-        def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-            if request["do"] == "compile":
-                self.slow = bool(busy) and request["model"] == "alexnet"
-                return {"compile_s": 2.0 if busy else 1.0}
-            return {"seconds": 0.2 if self.slow else 0.1}
-
-    busy: list[int] = []
-
-    @contextmanager
-    def kept_busy(count: int) -> Iterator[None]:
-        busy.append(count)
-        yield
-        busy.clear()
-
-    monkeypatch.setattr(program, "Holder", Planted)
-    monkeypatch.setattr(program, "kept_busy", kept_busy)
-    flags = ["--rounds", "3", "--json", str(tmp_path / "busy.json"), "--models"]
-    assert program.main([*flags, "resnet18"]) == 0
-    assert program.main([*flags, "resnet18", "alexnet"]) == 1
-    out = capsys.readouterr().out
-    assert "alexnet/inductor_freezing: 2.00 times as slow as compiled on a quiet" in out
-    assert len(asked) == 4, "resnet18 was not measured again"
-
-
-def test_another_process_is_kept_busy_and_ended() -> None:
-    program = load("benchmarks/busy_machine.py")
-    before = set(children())
-    with program.kept_busy(2):
-        others = set(children()) - before
-        assert len(others) == 2
-    assert not others & set(children())
-
-
-def children() -> list[int]:
-    """The processes that this one has started."""
-    import psutil
-
-    return [child.pid for child in psutil.Process().children()]
 
 
 def test_tuning_time_says_which_target_is_missed() -> None:

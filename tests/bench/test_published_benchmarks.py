@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.table import Table
 
 from dynamo_backends.bench import ledger
@@ -25,16 +24,6 @@ def run(peak: int) -> dict[str, int]:
 
 
 RESULTS: dict[str, tuple[Any, list[str]]] = {
-    "vendor_parity": (
-        [{"model": "mlp", "backend": "ov", "bare_ms": 0.02, "compiled_ms": 0.1, "ratio": 5.0,
-          "added_us": 80.0, "dynamo_us": 60.0, "ops_in_eager": 0}],
-        ["mlp", "ov", "0.020", "0.100", "5.000", "80", "60", "0"],
-    ),
-    "thread_pools": (
-        [{"backend": "ov", "alone_ms": 1.0, "pause_ms": 2.0, "eager_ms": 2.0, "after_ms": 2.5,
-          "ratio": 0.4, "ratio_to_pause": 0.8}],
-        ["ov", "1.000", "2.000", "2.000", "2.500", "0.400", "0.800"],
-    ),
     "memory": (
         [{"eager": [run(100_000_000)], "started": [run(120_000_000)],
           "compiled": [run(130_000_000)]}],
@@ -48,11 +37,6 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
         [{"model": "resnet50", "backend": "ov", "mib": 98.0, "starts": [
             {"imports": 1.0, "load": 0.1, "first": 0.2, "processor": 0.4, "dynamo": False}]}],
         ["resnet50", "ov", "1.00", "0.10", "0.20", "0.40", "no", "98"],
-    ),
-    "capture_overhead": (
-        [{"model": "bert", "ratio": 0.8, "ratio_95": [0.5, 1.0], "eager_ms": 8.0, "ms": 10.0,
-          "graphs": 1, "error": ""}],
-        ["bert", "8.00", "10.00", r"+25.00% \[+0.00%, +100.00%]", "1", "[green]yes[/]"],
     ),
     "xla_simplifier": (
         [{"part": "steps", "name": "bert", "milliseconds": [80.0, 84.0], "bytes": [102, 100],
@@ -82,14 +66,6 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
         [{"devices": 8, "rows": 256, "parallel": "ddp", "exchanged": {"all-reduce": 1.0},
           "held": 3.0}],
         ["8", "256", "ddp", "all-reduce 1.00", "3.00"],
-    ),
-    "fragments": (
-        [{"elements": 64, "size": 3, "eager_us": 4.0, "compiled_us": 30.0}],
-        ["64", "3", "4.0", "30.0"],
-    ),
-    "kernel_races": (
-        [{"layer": "conv", "ms": {"direct": 2.0, "F2": 1.5, "F4": 1.0}, "chosen": "F4"}],
-        ["conv", "direct 2.00, F2 1.50, F4 1.00", "F4", "2.00"],
     ),
     "background": (
         {"classic/bert/background": {
@@ -121,11 +97,6 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
          for column, cold, made in (("ov", 5.0, 3), ("inductor", 10.0, None))],
         ["ov", "5.0", "2.00", "0.50", "3", "1.0", "2.0", "3.0", "1.50", "4.0", "1", "0"],
     ),
-    "tvm_tuning": (
-        [{"call": "softmax", "eager_ms": 3.0, "functions": 1, "first_call_s": 60.0,
-          "speedups": {"default": [0.5, 0.4, 0.6], "tuned": [1.5, 1.25, 1.75]}}],
-        ["softmax", "3.00", r"0.50 \[0.40, 0.60]", r"1.50 \[1.25, 1.75]", "1", "60"],
-    ),
     "serving": (
         [{"way": way, "answers": 100, "failed": 0, "compilations": 0.0, "requests_a_second": speed,
           "latency_ms": {"50": 8.0, "95": 10.0 / speed, "99": 12.0}, "processor_s": 2.0}
@@ -139,7 +110,6 @@ SENTENCES = {
     "serving": "compiled: 2.00 times the throughput, 0.50 times the p95 latency",
     "traffic": "images: of a camera",
     "cache_start": "a warm start is 2.00 × as fast as a cold one",
-    "capture_overhead": "mean +25.00%, worst +25.00%",
 }
 
 
@@ -223,21 +193,6 @@ def test_where_results_are_kept_is_not_among_them(
     assert content["command"] == f"python benchmarks/freezing_check.py {' '.join(flags)}"
     (table,) = program.published(content)
     assert [str(c) for c in table.columns[0].cells][1:] == ["probe", "strict"]
-
-
-def test_the_kernels_of_a_layer_race() -> None:
-    program = load("benchmarks/kernel_races.py")
-    (record,) = program.measure("conv 3x3, 512 to 512, 7x7", "float32", rounds=1)
-    assert record["chosen"] in record["ms"]
-    assert len(record["ms"]) == 3, "oneDNN and two filterings"
-    assert all(ms > 0 for ms in record["ms"].values())
-
-
-def test_calls_that_tvm_tunes_take_their_inputs() -> None:
-    calls = load("benchmarks/tvm_tuning.py").CALLS
-    with torch.device("meta"):
-        for make, shapes in calls.values():
-            assert make()(*(torch.empty(shape) for shape in shapes)).numel() > 100_000
 
 
 def test_a_server_that_ends_says_why() -> None:

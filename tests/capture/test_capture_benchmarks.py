@@ -1,17 +1,14 @@
 """The programs that measure capture: what they make of a model, and when they fail."""
 
 from dataclasses import asdict
-from typing import Any
 
-import pytest
 import torch
 
 from dynamo_backends.bench.suites.case import ModelCase
-from harness import Compiled, Ratio, Result, Timing, find_case
+from harness import find_case
 from tests.bench.programs import load
 
 coverage = load("benchmarks/coverage.py")
-overhead = load("benchmarks/capture_overhead.py")
 
 
 def case(name: str) -> ModelCase:
@@ -37,22 +34,3 @@ def test_a_model_that_should_be_whole_and_is_not_is_a_problem() -> None:
     untagged = ModelCase(broken.name, broken.build, broken.example)
     row = coverage.measure_case("control_flow", untagged)
     assert row.problem == "captured whole, and only 87.50% of the operators"
-
-
-@pytest.mark.parametrize(("speedup", "status"), [(1.0, 0), (1 / 1.02, 1), (1 / 1.2, 1)])
-def test_overhead_fails_beyond_its_limits(
-    speedup: float, status: int, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    eager = Timing("eager", (0.1, 0.1), Ratio(1, 1, 1))
-    captured = Timing("captured", (0.1, 0.1), Ratio(speedup, speedup, speedup))
-    compiled = Compiled(lambda: None, "eager", 0.0, 1, [])
-    result = Result("resnet18", "eager", eager, captured, None, compiled)
-    monkeypatch.setattr(overhead, "measure", lambda *_: [result])
-    assert overhead.main([]) == status
-    assert f"mean {1 / speedup - 1:+.2%}, worst {1 / speedup - 1:+.2%}" in capsys.readouterr().out
-
-
-def test_overhead_fails_if_a_model_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = Result("resnet18", "eager", error="RuntimeError: no")
-    monkeypatch.setattr(overhead, "measure", lambda *_: [failed])
-    assert overhead.main([]) == 1

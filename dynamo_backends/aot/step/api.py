@@ -51,7 +51,7 @@ def compile_step(
     Args:
         function: Ordinary PyTorch. It runs at every call; its torch calls are compared with a
             record instead of being executed, and the program of that record runs once at the end
-            (docs/training-state.md). The first call runs in eager and makes the record.
+            (docs/compile-step.md). The first call runs in eager and makes the record.
         model: Every module whose parameters or buffers it uses. One in `DistributedDataParallel`
             means a mesh of all processes (docs/scaling.md).
         optimizer: Every optimizer that it steps.

@@ -18,6 +18,7 @@ PROGRAMS = (
     "compile_time",
     "cache_start",
     "memory",
+    "allocators",
     "training",
     "training_memory",
     "autotune",

@@ -96,7 +96,7 @@ def judge(
     """
     for rank, its in sorted(others.items()):
         if its.failure:
-            return RankError(f"rank {rank} found out: {its.failure}", its.blamed)
+            return RankError(f"{its.failure} (rank {rank} found out)", its.blamed)
     for rank, its in sorted(others.items()):
         who = f"rank {rank} ({its.process})"
         if silent[rank] > limit and not its.has_left:

@@ -49,7 +49,7 @@ def test_what_one_has_found_out_all_say():
     others = {1: signs("connects", failure="rank 2 has ended", blamed=2), 2: signs("connects")}
     found = judge(0, MINE, others, {1: 0.0, 2: 100.0}, SILENCE)
     assert found is not None
-    assert (found.rank, str(found)) == (2, "rank 1 found out: rank 2 has ended")
+    assert (found.rank, str(found)) == (2, "rank 2 has ended (rank 1 found out)")
 
 
 def test_ranks_that_do_different_things_at_one_point_are_told_apart():

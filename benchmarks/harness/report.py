@@ -1,6 +1,5 @@
 """Tables for people and JSON for programs."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -11,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from dynamo_backends.bench import results_files
 from dynamo_backends.bench.environment import environment, environment_line
-from dynamo_backends.runtime.cache import write_whole
 from dynamo_backends.workers.statistics import Ratio
 from harness.kept import typed
 from harness.runner import Result
@@ -78,14 +77,12 @@ def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) 
         records: One per row.
         **more: Further top-level entries, such as the settings.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     facts = {"date": time.strftime("%Y-%m-%d"), **environment()}
-    content = {"kind": kind, "command": typed(sys.argv), "environment": facts}
+    content = {"command": typed(sys.argv), "environment": facts}
     if "settings" in more:  # but for the place of this file
         more["settings"] = {k: v for k, v in more["settings"].items() if k not in ("json", "child")}
     content |= {**more, "results": list(records)}
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+    results_files.write(Path(path), kind, content)
 
 
 def _milliseconds(seconds: float) -> str:

@@ -13,6 +13,7 @@ from tests.bench.made_up import failing, passing
 from tests.bench.programs import ROOT, load
 
 PROGRAMS = (
+    "xla_convolution",
     "xla_simplifier",
     "call_overhead",
     "compile_time",

@@ -81,8 +81,9 @@ def test_a_later_batch_of_another_dtype_is_refused():
     x, y = torch.randn(2, 4), torch.tensor([0, 2])
     step(x, y)
     before = copy.deepcopy(model.state_dict())
-    assert "must have the same dtype" in str(refused(step, x.double(), y))
-    assert "expected target dtype to be Long" in str(refused(step, x, y.int()))
+    eager = step_of(copy.deepcopy(model), F.cross_entropy)
+    for batch in ((x.double(), y), (x, y.int())):  # each torch has its own words
+        assert str(refused(step, *batch)) == str(refused(eager, *batch))
     assert torch.equal(model.weight, before["weight"])
     eager = copy.deepcopy(model)
     torch.testing.assert_close(step(x, y), step_of(eager, F.cross_entropy)(x, y))

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import inspect
 import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from dynamo_backends.aot.step.record.autograd_functions import apply as apply_fu
 from dynamo_backends.aot.step.record.autograd_functions import why_not_followed
 from dynamo_backends.aot.step.record.interpreter import without_hooks
 from dynamo_backends.aot.step.record.placeholders import Placeholder
+from dynamo_backends.aot.step.record.recorder import COMMUNICATES
 from dynamo_backends.aot.step.record.session import Session
 from dynamo_backends.aot.step.record.transforms import TransformedCalls
 from dynamo_backends.aot.step.state.unsupported_hooks import has_global_hooks
@@ -322,6 +324,8 @@ class _Functions:
             makers.setdefault(owner, {})["handle_torch_function"] = _handling
         for (owner, name), make in zip(ENGINE, (_numbering, _asking, _Engine), strict=True):
             makers.setdefault(owner, {})[name] = make
+        for owner, name in _unseen_collectives():
+            makers.setdefault(owner, {})[name] = _communicating
         owner, name = GENERATOR
         makers.setdefault(owner, {})[name] = _checkpointing
         makers[torch.autograd.Function] = {"apply": _applying}
@@ -364,6 +368,33 @@ def _cutting(original: Any, name: str) -> Callable[..., Any]:
             if state is not None:
                 return state
             session.cut(f"calls torch.{name}")
+        return original(*args, **kwargs)
+
+    return call
+
+
+_COLLECTIVES = (
+    "broadcast", "reduce", "all_reduce", "all_gather", "all_gather_into_tensor", "gather",
+    "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single",
+    "send", "recv", "isend", "irecv",
+)  # fmt: skip
+
+
+def _unseen_collectives() -> Iterator[tuple[Any, str]]:
+    """Yields the functions of torch.distributed that do not reach modes: on torch 2.11 most."""
+    if not torch.distributed.is_available():
+        return
+    for name in _COLLECTIVES:
+        function = inspect.unwrap(getattr(torch.distributed, name))
+        if "has_torch_function" not in function.__code__.co_names:
+            yield torch.distributed, name
+
+
+def _communicating(original: Any, name: str) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        session = active_session()
+        if session is not None:
+            session.go_eager(COMMUNICATES.format(name))
         return original(*args, **kwargs)
 
     return call

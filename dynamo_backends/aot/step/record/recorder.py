@@ -31,7 +31,7 @@ from dynamo_backends.aot.step.source_lines import describe_line, name_of, user_f
 from dynamo_backends.interface.errors import DynamoBackendsError
 
 _PLAIN = (bool, int, float, str)
-_COMMUNICATES = "talks to other processes (torch.distributed, {})"
+COMMUNICATES = "talks to other processes (torch.distributed, {})"
 
 
 class Refusal(DynamoBackendsError):
@@ -80,7 +80,7 @@ class Recorder:
         with Observer() as observer:
             result = func(*args, **kwargs)
         if observer.communicates:
-            self._session.go_eager(_COMMUNICATES.format(name_of(func)))
+            self._session.go_eager(COMMUNICATES.format(name_of(func)))
             return result
         if (
             observer.reads
@@ -124,7 +124,7 @@ class Recorder:
                 "processes in C++,"
             )
         if str(getattr(func, "__module__", None)).startswith("torch.distributed."):
-            raise Refusal(_COMMUNICATES.format(name_of(func)))
+            raise Refusal(COMMUNICATES.format(name_of(func)))
         if kwargs.get("generator") is not None and tensors:
             raise Refusal(f"draws from a generator of its own ({name_of(func)})")
         for tensor in tensors:

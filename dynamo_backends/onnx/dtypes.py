@@ -1,4 +1,4 @@
-"""Torch's element types in ONNX, the packages that lowering needs, and the names of nodes."""
+"""Torch's element types in ONNX, and the calls that the nodes of a model come from."""
 
 import onnx_ir as ir
 import torch
@@ -68,12 +68,3 @@ def name_nodes(model: ir.Model) -> None:
 def call_of(name: str) -> str:
     """The call that an ONNX node of that name comes from; "" for none in particular."""
     return name.rpartition("/")[0]
-
-
-PACKAGES = {
-    "onnxruntime": "onnxruntime",
-    "onnx": "onnx",
-    "onnx_ir": "onnx-ir",
-    "onnxscript": "onnxscript",
-}
-"""Modules, each with the package on the index that has it."""

@@ -17,7 +17,7 @@ from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError, done_without
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import Plan, Support
-from dynamo_backends.onnx.dtypes import PACKAGES
+from dynamo_backends.onnx import PACKAGES
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.cache import vendor_folder
 

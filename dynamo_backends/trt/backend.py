@@ -11,7 +11,7 @@ from dynamo_backends.graph.graph import device_index as index_of_device
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.onnx.dtypes import PACKAGES
+from dynamo_backends.onnx import PACKAGES
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.options import TensorRTOptions

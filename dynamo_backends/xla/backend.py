@@ -24,8 +24,8 @@ from dynamo_backends.xla.options import (
     convolution_precision,
     lowering_options,
     matmul_precision,
+    parts_of,
 )
-from dynamo_backends.xla.platforms import parts_of
 
 if TYPE_CHECKING:
     from dynamo_backends.xla.mesh.spread import Spread

@@ -9,10 +9,21 @@ from dynamo_backends.graph.tf32 import allowed_tf32, product_precision
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.options import Limits, Options
-from dynamo_backends.xla.platforms import PLATFORMS, parts_of
 
 if TYPE_CHECKING:
     from dynamo_backends.xla.mesh.spread import Spread
+
+
+PLATFORMS: tuple[str, ...] = ("cpu", "cuda", "tpu")
+"""Those that jax knows."""
+
+
+def parts_of(device: str) -> tuple[str, int] | None:
+    """Platform and index in the name of a device, such as "tpu:1"; None: it is no such name."""
+    platform, colon, index = device.partition(":")
+    if platform not in PLATFORMS or (colon and not index.isdecimal()):
+        return None
+    return platform, int(index or 0)
 
 
 def check_buckets(buckets: Any, backend: str) -> None:

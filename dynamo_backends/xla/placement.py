@@ -17,7 +17,7 @@ from dynamo_backends.runtime.device_values import (
     register_computer,
 )
 from dynamo_backends.runtime.foreign import refuse_move
-from dynamo_backends.xla.platforms import parts_of
+from dynamo_backends.xla.options import parts_of
 from dynamo_backends.xla.runtime import Device, open_device
 from dynamo_backends.xla.single_calls import SingleCalls
 

@@ -24,7 +24,7 @@ from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.device_values import register_home
 from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.staging import return_free_memory, stage
-from dynamo_backends.xla import _jaxlib, platforms, residents
+from dynamo_backends.xla import _jaxlib, cuda, residents
 from dynamo_backends.xla.arrays import InFlight, from_numpy, note, to_numpy, worth_noting
 from dynamo_backends.xla.preparation import Preparation, equal_weights
 
@@ -103,7 +103,7 @@ class Device:
             here = [t if t.device.type == "cpu" else t.cpu() for t in tensors]
             return [_jaxlib.import_tensor(t, self.handle) for t in here]
         shared = [t for t in tensors if self.shares_with(t.device)]
-        buffers = iter(platforms.import_tensors(shared, self.handle, self.index) if shared else ())
+        buffers = iter(cuda.import_tensors(shared, self.handle, self.index) if shared else ())
         return [next(buffers) if self.shares_with(t.device) else self.upload(t) for t in tensors]
 
     def export_buffer(self, buffer: Any, device: torch.device) -> Tensor:
@@ -111,7 +111,7 @@ class Device:
         if self.platform == "cpu":
             return from_dlpack(_jaxlib.export_dlpack(buffer)).to(device)
         if self.platform == "cuda" and self.shares_with(device):
-            return platforms.export_buffers([buffer], self.index)[0]
+            return cuda.export_buffers([buffer], self.index)[0]
         return from_numpy(np.array(buffer)).to(device)
 
 

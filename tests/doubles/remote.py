@@ -17,7 +17,7 @@ import numpy as np
 from jax._src.interpreters import mlir
 from torch import Tensor
 
-from dynamo_backends.xla import _jaxlib, platforms, runtime
+from dynamo_backends.xla import _jaxlib, options, runtime
 from dynamo_backends.xla.arrays import from_numpy, to_numpy
 from dynamo_backends.xla.runtime import Device, open_device
 
@@ -139,7 +139,7 @@ def _add_platform() -> None:
 
     runtime._open = open_any
     mlir._platforms_with_donation.append(PLATFORM)
-    platforms.PLATFORMS = (*platforms.PLATFORMS, PLATFORM)
+    options.PLATFORMS = (*options.PLATFORMS, PLATFORM)
 
 
 def remote_double(index: int = 0) -> RemoteDouble:

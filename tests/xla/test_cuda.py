@@ -18,7 +18,7 @@ from dynamo_backends.cudagraphs import device
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.tf32 import Tf32
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.xla import _jaxlib, backend, platforms, runtime
+from dynamo_backends.xla import _jaxlib, backend, cuda, runtime
 from dynamo_backends.xla import options as options_module
 from dynamo_backends.xla.backend import OpenXLA
 from dynamo_backends.xla.compiler import _trace, compile_graph
@@ -67,7 +67,7 @@ class DoubleXla:
 
         monkeypatch.setattr(device, "_driver", self.cuda)
         monkeypatch.setattr(self.cuda, "wait_outside", wait_outside)
-        monkeypatch.setattr(platforms, "to_dlpack", lambda tensor: tensor)
+        monkeypatch.setattr(cuda, "to_dlpack", lambda tensor: tensor)
         monkeypatch.setattr(_jaxlib, "import_dlpack", import_dlpack)
         monkeypatch.setattr(_jaxlib, "export_dlpack", export_dlpack)
         handle = SimpleNamespace(get_stream_for_external_ready_events=lambda: STREAM)

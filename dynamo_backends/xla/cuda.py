@@ -1,4 +1,4 @@
-"""The platforms that XLA is asked for, by name."""
+"""Tensors and XLA's buffers on CUDA devices, which share memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,17 +9,6 @@ from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.layouts import aligned
 from dynamo_backends.xla import _jaxlib
-
-PLATFORMS: tuple[str, ...] = ("cpu", "cuda", "tpu")
-"""Those that jax knows."""
-
-
-def parts_of(device: str) -> tuple[str, int] | None:
-    """Platform and index in the name of a device, such as "tpu:1"; None: it is no such name."""
-    platform, colon, index = device.partition(":")
-    if platform not in PLATFORMS or (colon and not index.isdecimal()):
-        return None
-    return platform, int(index or 0)
 
 
 def import_tensors(tensors: Sequence[Tensor], handle: Any, index: int) -> list[Any]:

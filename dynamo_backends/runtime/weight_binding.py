@@ -1,7 +1,8 @@
 """Frozen yet never stale: weights are prepared once, and again when they have changed.
 
-This is the one owner of that policy; docs/freezing.md has it in words. An executable only offers
-two hooks: `bind`, which prepares weights, and perhaps `bind_live`, which reads them where they are.
+This is the one owner of that policy; docs/verification.md has it in words. An executable offers
+only two hooks: `bind`, which prepares weights, and perhaps `bind_live`, which reads them where they
+are.
 """
 
 import functools

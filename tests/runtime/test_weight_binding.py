@@ -1,4 +1,4 @@
-"""When weights are prepared, given up as constants, and asked again (docs/freezing.md)."""
+"""When weights are prepared, given up as constants, and asked again (docs/verification.md)."""
 
 from collections.abc import Callable, Collection, Sequence
 

@@ -2,9 +2,9 @@
 
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,13 +23,14 @@ from dynamo_backends.aot.step.program.draws import hoist
 from dynamo_backends.aot.step.program.functionalization import functionalize
 from dynamo_backends.aot.step.program.mesh_layout import layout_of
 from dynamo_backends.aot.step.program.optimizers import NewStateError
-from dynamo_backends.aot.step.program.recording import Recording
+from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.straight_line import StraightLine
 from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.aot.step.record.interpreter import group_numbers_as
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Entry
 from dynamo_backends.aot.step.state.arguments import flatten_batch, shared_memory
+from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
@@ -50,9 +51,6 @@ from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.runtime.atomic import until_done
 from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
 from dynamo_backends.runtime.program import graph_name, profiled_as
-
-if TYPE_CHECKING:
-    from dynamo_backends.aot.step.program.step_programs import StepPrograms
 
 CPU = torch.device("cpu")
 
@@ -140,11 +138,27 @@ TRACING = fork_safe_rlock()
 moves torch's generator, and what stands in for numbers in Python stands there for all threads."""
 
 
+class OwnerOfPrograms(Protocol):
+    """What the programs of a step share.
+
+    Attributes:
+        definition: Of the step.
+        settings: Of its optimizers, by their ids.
+        launches: How many executables its programs have launched.
+    """
+
+    definition: Definition
+    settings: Mapping[int, OptimizerSettings]
+    launches: int
+
+
 class RecordProgram:
     """A compiled record, which may run as long as its guards hold.
 
     Args:
-        programs: Of the step.
+        programs: Those of the step, to which it belongs.
+        backend: What compiles it.
+        inventory: What lives from step to step.
         segment: A call that went the way of the record.
         path: The calls.
         outputs: The numbers of the tensors that are returned.
@@ -173,14 +187,16 @@ class RecordProgram:
 
     def __init__(
         self,
-        programs: "StepPrograms",
+        programs: OwnerOfPrograms,
+        backend: StepBackend,
+        inventory: Inventory,
         segment: Segment,
         path: Sequence[Entry],
         outputs: Sequence[int],
         pure: bool,
         inputs: tuple[Sequence[int | None], Sequence[Tensor]] | None = None,
     ):
-        definition, inventory = programs.definition, programs.state.inventory
+        definition = programs.definition
         self._programs = programs
         self.outputs = tuple(outputs)
         self.trie = segment.trie
@@ -202,7 +218,7 @@ class RecordProgram:
                 batch[i] = torch.empty(spec_of_whole.size, dtype=spec_of_whole.dtype)
         try:
             with group_numbers_as(definition.optimizers, segment.numbers):
-                self._compile(programs.state.backend, inventory, batch)
+                self._compile(backend, inventory, batch)
         except NewStateError:
             raise
         except StepCaptureError as error:

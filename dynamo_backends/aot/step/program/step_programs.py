@@ -263,7 +263,16 @@ class StepPrograms:
         if parallel is not None and target is not None and not pure:
             move_written(segment, path, parallel, target)
         with TRACING:
-            program = RecordProgram(self, segment, path, outputs, pure, inputs)
+            program = RecordProgram(
+                self,
+                self.state.backend,
+                self.state.inventory,
+                segment,
+                path,
+                outputs,
+                pure,
+                inputs,
+            )
         program.last_used = next(self._uses)
         if self.compilations:
             self.reasons.append(_OTHER_WAY if inputs is None else _OTHER_ORDER)

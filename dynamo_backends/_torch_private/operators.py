@@ -1,4 +1,4 @@
-"""Tables of operators: decompositions, kinds, type promotion; PyTorch's database of samples.
+"""Tables of operators: decompositions, kinds, type promotion.
 
 | what | checked |
 |---|---|
@@ -21,13 +21,6 @@ from torch._ops import HigherOrderOperator as HigherOrderOperator
 from torch._ops import OpOverload as OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KIND
 from torch._prims_common import elementwise_dtypes as elementwise_dtypes
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import (
-    BinaryUfuncInfo,
-    OpInfo,
-    ReductionOpInfo,
-    UnaryUfuncInfo,
-)
 
 ELEMENTWISE_PROMOTION = {
     "default": _KIND.DEFAULT,
@@ -89,6 +82,3 @@ def all_decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
     core = core_aten_decompositions()
     return {**{k: v for k, v in decomposition_table.items() if isinstance(k, OpOverload)}, **core}
-
-
-__all__ = ["BinaryUfuncInfo", "OpInfo", "ReductionOpInfo", "UnaryUfuncInfo", "op_db"]

@@ -176,9 +176,16 @@ def _tanh(importer: Any, node: fx.Node) -> Any:
     series = relax.const(_TANH_SERIES[-1], dtype)
     for factor in reversed(_TANH_SERIES[:-1]):
         series = emit(op.add(emit(op.multiply(series, square)), relax.const(factor, dtype)))
-    correction = emit(op.multiply(emit(op.multiply(x, square)), series))  # keeps the sign of a zero
+    correction = emit(op.multiply(emit(op.multiply(x, square)), series))
     is_small = emit(op.less(emit(op.abs(x)), relax.const(_SMALL_TANH, dtype)))
-    return emit(op.where(is_small, emit(op.add(x, correction)), emit(op.tanh(x))))
+    return emit(op.where(is_small, _corrected(importer, x, correction), emit(op.tanh(x))))
+
+
+def _corrected(importer: Any, x: Any, correction: Any) -> Any:
+    """Returns the sum of a number and a smaller one; a zero keeps its sign."""
+    emit = importer.emit
+    is_zero = emit(op.equal(x, relax.const(0, str(x.ty.dtype))))
+    return emit(op.where(is_zero, x, emit(op.add(x, correction))))
 
 
 _SMALL_TANH = 0.35
@@ -219,7 +226,7 @@ def expm1(importer: Any, x: Any) -> Any:
     correction = emit(op.multiply(emit(op.multiply(x, x)), series))
     is_small = emit(op.less(emit(op.abs(x)), relax.const(_SMALL_EXPM1, dtype)))
     large = emit(op.subtract(emit(op.exp(x)), relax.const(1, dtype)))
-    return emit(op.where(is_small, emit(op.add(x, correction)), large))
+    return emit(op.where(is_small, _corrected(importer, x, correction), large))
 
 
 _SMALL_EXPM1 = 0.5

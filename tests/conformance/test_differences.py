@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamo_backends._torch_private.operators import op_db
+from dynamo_backends._torch_private.testing import op_db
 from dynamo_backends.conformance.operators import database, differences, running
 from dynamo_backends.conformance.operators.differences import (
     DECLARED,

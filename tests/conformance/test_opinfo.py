@@ -18,7 +18,7 @@ import pytest
 import torch
 from rich.progress import track
 
-from dynamo_backends._torch_private.operators import OpInfo
+from dynamo_backends._torch_private.testing import OpInfo
 from dynamo_backends.conformance import workers
 from dynamo_backends.conformance.catalogue import Settings, Work
 from dynamo_backends.conformance.ledger import Journal

@@ -62,9 +62,9 @@ def start(name: str) -> type[PythonTensor]:
 
 
 def raised(call: Callable[[], Any]) -> str:
-    """The text of the error that a call raises."""
+    """The class and the text of the error that a call raises."""
     try:
         call()
     except Exception as error:
-        return str(error)
+        return f"{type(error).__name__}: {error}"
     raise AssertionError("nothing was raised")

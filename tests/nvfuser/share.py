@@ -1,6 +1,6 @@
 """Which of PyTorch's operator database is what nvFuser is for."""
 
-from dynamo_backends._torch_private.operators import (
+from dynamo_backends._torch_private.testing import (
     BinaryUfuncInfo,
     OpInfo,
     ReductionOpInfo,

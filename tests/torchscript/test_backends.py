@@ -160,9 +160,8 @@ def test_a_torch_without_torchscript(name: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(torch._C._llvm_enabled(), reason="this torch has LLVM, so NNC is usable")
 def test_nnc_without_llvm_is_refused_with_the_reason():
-    with pytest.raises(Exception, match="built without LLVM") as info:
+    with pytest.raises(dynamo_backends.BackendUnavailableError, match="built without LLVM"):
         torch.compile(lambda x: x + 1, backend="nnc")(torch.ones(3))
-    assert "BackendUnavailableError" in str(info.value)
 
 
 def test_nnc_is_right_where_it_can_generate_code(monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private.operators import BinaryUfuncInfo, OpInfo, UnaryUfuncInfo
+from dynamo_backends._torch_private.testing import BinaryUfuncInfo, OpInfo, UnaryUfuncInfo
 from dynamo_backends.conformance.operators.database import CHOICES, INDICES_ALONG, UNINITIALISED
 from dynamo_backends.conformance.operators.extremes import extreme_difference
 from dynamo_backends.verify import difference

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private.operators import OpInfo, op_db
+from dynamo_backends._torch_private.testing import OpInfo, op_db
 from dynamo_backends.conformance import outcomes
 
 DTYPES = tuple(getattr(torch, name) for name in outcomes.DTYPES)

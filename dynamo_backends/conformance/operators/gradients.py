@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private.operators import OpInfo
+from dynamo_backends._torch_private.testing import OpInfo
 from dynamo_backends.conformance.operators import database, running
 from dynamo_backends.conformance.operators.calls import dense, widen
 from dynamo_backends.conformance.operators.running import NOISY

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private.operators import OpInfo
+from dynamo_backends._torch_private.testing import OpInfo
 from dynamo_backends.conformance.operators import database
 from dynamo_backends.conformance.operators.calls import Call, dense, draws, judge, shapes
 from dynamo_backends.conformance.operators.differences import declared, excused

@@ -36,7 +36,7 @@ from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.kernels import native_code
+from dynamo_backends.kernels import races as measured
 from dynamo_backends.onnx import rules
 from dynamo_backends.package import archive
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
@@ -117,7 +117,7 @@ def test_what_else_is_kept_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
         return dict.fromkeys(("verdict", "choice", "record", "names"), bomb)
 
     monkeypatch.setattr(DiskCache, "get", get)
-    choices = Choices(native_code._store, lambda: "")
+    choices = Choices(measured._store, lambda: "")
     rules._names.cache_clear()
     readers = [
         lambda: Verdicts("onnxrt", ["ort"], shipped=False).get("kind", keep=True),

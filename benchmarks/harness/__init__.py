@@ -4,7 +4,7 @@ from dynamo_backends.bench.accuracy import Accuracy, check, compare_outputs
 from dynamo_backends.bench.statistics import compare, geometric_mean
 from dynamo_backends.bench.suites import SUITES, ModelCase, enliven, find_case, find_cases, suite
 from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
-from dynamo_backends.capture.candidates import candidates_table
+from dynamo_backends.capture.rendering import candidates_table
 from dynamo_backends.workers.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
 from dynamo_backends.workers.statistics import Ratio, Timing, speedup
 from harness.arguments import (

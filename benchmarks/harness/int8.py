@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends.bench.statistics import compare
 from dynamo_backends.bench.suites import find_case
 from dynamo_backends.bench.suites.case import Scale, call
-from dynamo_backends.capture.candidates import candidates_table
+from dynamo_backends.capture.rendering import candidates_table
 from dynamo_backends.int8.options import saturates
 from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.compiler import compiler

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import packing
-from dynamo_backends.graph.tf32 import product_precision
+from dynamo_backends.graph.precision import product_precision
 from dynamo_backends.workers.worker_process import environment
 
 

@@ -10,7 +10,7 @@ from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.bench.cells import as_ratio
 from dynamo_backends.bench.dots import ErrorPanel, Panel, Series, error_panel, panel, ratios_of
 from dynamo_backends.bench.explained import break_even
-from dynamo_backends.capture.candidates import tuning_seconds
+from dynamo_backends.capture.rendering import tuning_seconds
 from dynamo_backends.interface.report import CandidateReport
 
 Shown = tuple[str, Any, str]

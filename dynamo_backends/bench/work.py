@@ -15,7 +15,7 @@ from dynamo_backends.bench.backends import compiling
 from dynamo_backends.bench.cells import Mode
 from dynamo_backends.bench.exports import exported, is_export
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
-from dynamo_backends.graph.tf32 import may_be_tf32
+from dynamo_backends.graph.precision import may_be_tf32
 from dynamo_backends.interface.registry import list_backends
 
 

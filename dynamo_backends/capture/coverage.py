@@ -12,9 +12,9 @@ from rich.console import Group
 from rich.table import Table
 
 from dynamo_backends._torch_private import control
-from dynamo_backends.capture.candidates import Rendered, traffic_table
 from dynamo_backends.capture.first_call import optimize
 from dynamo_backends.capture.metering import GraphSize, Meter
+from dynamo_backends.capture.rendering import Rendered, traffic_table
 from dynamo_backends.capture.scopes import (
     Callback,
     Hook,

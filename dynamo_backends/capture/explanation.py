@@ -13,14 +13,14 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dynamo_backends.capture.breaks import GraphBreak, Source
-from dynamo_backends.capture.candidates import (
+from dynamo_backends.capture.guards import Guards, Recompilation
+from dynamo_backends.capture.rendering import (
     Rendered,
     candidates_table,
     measured_text,
     traffic_table,
     tuning_seconds,
 )
-from dynamo_backends.capture.guards import Guards, Recompilation
 from dynamo_backends.interface.counters import in_words
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport, plain
 

@@ -103,7 +103,7 @@ def _gain(decision: "Decision") -> str:
 
 
 def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
-    from dynamo_backends.capture.candidates import table_of, tuning_seconds
+    from dynamo_backends.capture.rendering import table_of, tuning_seconds
 
     decision = _find(args.key, decisions)
     _write_page(args, [decision])

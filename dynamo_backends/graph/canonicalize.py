@@ -160,7 +160,9 @@ def _is_empty_vector(node: Any, dtype: torch.dtype) -> bool:
     """Whether a tensor has the shape (0,) in every call, and does not change a result's dtype."""
     value = node.meta["val"]
     varies = any(isinstance(size, Size) for size in node.meta.get(SIZES, ()))
-    return tuple(value.shape) == (0,) and value.dtype == dtype and not varies
+    (size,) = value.shape if value.ndim == 1 else (None,)
+    # Asking whether a size that depends on data is 0 would be a guard.
+    return isinstance(size, int) and size == 0 and value.dtype == dtype and not varies
 
 
 CANONICALIZE = Pass(

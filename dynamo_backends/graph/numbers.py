@@ -21,6 +21,12 @@ _COUNTS = frozenset(
     {aten.arange.default, aten.arange.start, aten.arange.start_step, aten.scalar_tensor.default}
 )
 
+_COMPARISONS = {
+    getattr(aten, name).Scalar: getattr(aten, name).Tensor
+    for name in ("eq", "ge", "gt", "le", "lt", "ne")
+}
+"""Overloads that take a number, each with the one that takes a tensor in its place."""
+
 _FORGOTTEN = "forgotten_sizes"
 """Key in the `meta` of an output node: there are numbers in the graph that follow from sizes."""
 
@@ -41,6 +47,8 @@ def settle_numbers(graph: fx.Graph) -> None:
             graph.erase_node(node)
             continue
         node.target = SPELLINGS.get(node.target, node.target)
+        if node.target in _COMPARISONS and _compare_with_tensor(node):
+            continue
         schema = getattr(node.target, "_schema", None)
         types = {a.name: str(a.type) for a in schema.arguments} if schema is not None else {}
         names = [*itertools.islice(types, len(node.args)), *node.kwargs]
@@ -50,6 +58,20 @@ def settle_numbers(graph: fx.Graph) -> None:
             node.args = tuple(settled[: len(node.args)])
             node.kwargs = dict(zip(node.kwargs, settled[len(node.args) :], strict=True))
     _forget_floats(graph)
+
+
+def _compare_with_tensor(node: fx.Node) -> bool:
+    """Compares with a tensor instead of a size, if that is promoted alike; returns whether it is.
+
+    Whether torch traces a comparison with a size as one with a number or with a tensor depends on
+    its version.
+    """
+    size = node.args[1]
+    if not isinstance(size, Size) or not _is_promoted_alike(node, 1, torch.int64):
+        return False
+    node.args = (node.args[0], _sized(size, node, node.meta["val"].device))
+    node.target = _COMPARISONS[node.target]
+    return True
 
 
 def _forget_floats(graph: fx.Graph) -> None:

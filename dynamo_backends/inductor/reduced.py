@@ -20,10 +20,10 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.attention import flash_attention_for_cpu
 from dynamo_backends.graph.decompose import origin, replace
+from dynamo_backends.graph.precision import PRODUCTS
 from dynamo_backends.graph.propagate import Inference
-from dynamo_backends.graph.tf32 import PRODUCTS
-from dynamo_backends.kernels.native_code import fastest
 from dynamo_backends.kernels.patterns import CAST, is_float32
+from dynamo_backends.kernels.races import fastest
 from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten

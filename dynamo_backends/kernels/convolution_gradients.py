@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.kernels.native_code import fastest
 from dynamo_backends.kernels.patterns import CONVOLUTION_BACKWARD, in_place_of
+from dynamo_backends.kernels.races import fastest
 from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten

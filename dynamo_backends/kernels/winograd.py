@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.library import define
-from dynamo_backends.kernels.native_code import KINDS, Plan, fastest, in_word, load_kernel, once
+from dynamo_backends.kernels.native_code import KINDS, Plan, in_word, load_kernel, once
 from dynamo_backends.kernels.patterns import (
     Convolution,
     convolutions,
@@ -29,6 +29,7 @@ from dynamo_backends.kernels.patterns import (
     strides_of_images,
     unreduced,
 )
+from dynamo_backends.kernels.races import fastest
 from dynamo_backends.kernels.winograd_transforms import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.workers.race import Run
 

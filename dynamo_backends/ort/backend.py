@@ -11,7 +11,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph, device_index
-from dynamo_backends.graph.tf32 import allowed_tf32
+from dynamo_backends.graph.precision import allowed_tf32
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError, done_without

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.graph.tf32 import Tf32
+from dynamo_backends.graph.precision import Tf32
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph, Input
+from dynamo_backends.graph.precision import product_precision
 from dynamo_backends.graph.sizes import SIZES, STRIDES
-from dynamo_backends.graph.tf32 import product_precision
 from dynamo_backends.interface import errors, protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import CompileError, TrialNeededError, brief_error

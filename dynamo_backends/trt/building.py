@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage
+from dynamo_backends.graph.precision import allowed_tf32
 from dynamo_backends.graph.sizes import SIZES, Size
-from dynamo_backends.graph.tf32 import allowed_tf32
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.onnx.lowering import WEIGHTS_FILE
 from dynamo_backends.runtime.cache import DiskCache, cache_folder

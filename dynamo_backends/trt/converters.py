@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.tf32 import allowed_tf32
+from dynamo_backends.graph.precision import allowed_tf32
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import as_compile_error, first_line
 from dynamo_backends.interface.options import Limits, Options

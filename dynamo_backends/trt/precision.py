@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
+from dynamo_backends.graph.precision import PRODUCTS
 from dynamo_backends.graph.sizes import SIZES
-from dynamo_backends.graph.tf32 import PRODUCTS
 
 aten = torch.ops.aten
 

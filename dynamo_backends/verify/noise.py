@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.eager_calls import compute
-from dynamo_backends.graph.tf32 import ROUNDING, may_be_tf32
+from dynamo_backends.graph.precision import ROUNDING, may_be_tf32
 from dynamo_backends.verify.mismatch import is_inexact
 from dynamo_backends.verify.reference import CASTS, is_exact, is_rounded_once, is_sum, widen
 

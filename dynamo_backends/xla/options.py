@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dynamo_backends.graph.tf32 import allowed_tf32, product_precision
+from dynamo_backends.graph.precision import allowed_tf32, product_precision
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.options import Limits, Options

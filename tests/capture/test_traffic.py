@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from dynamo_backends.capture.candidates import traffic_table
+from dynamo_backends.capture.rendering import traffic_table
 from dynamo_backends.interface.report import Served
 
 

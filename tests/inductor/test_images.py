@@ -15,7 +15,7 @@ import dynamo_backends
 from dynamo_backends.inductor import norms
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.kernels import convolution_gradients as convolutions
-from dynamo_backends.kernels import native_code
+from dynamo_backends.kernels import races as measured
 from dynamo_backends.kernels.convolution_gradients import BY_PRODUCT
 from dynamo_backends.kernels.patterns import CONVOLUTION_BACKWARD
 from dynamo_backends.workers.choices import Choices
@@ -358,14 +358,14 @@ def test_the_faster_way_is_taken() -> None:
     layouts = [((2, 4), (4, 1), torch.float32)]
     ways = {"usual": quick, "other": slow}
     for preferred in ways:
-        assert native_code._race(preferred, ways, layouts).order[0] == "usual"
+        assert measured._race(preferred, ways, layouts).order[0] == "usual"
 
 
 def test_measuring_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     raced: list[Any] = []
-    race = native_code._race
-    monkeypatch.setattr(native_code, "choices", Choices(Memory, lambda: ""))
-    monkeypatch.setattr(native_code, "_race", lambda *given: raced.append(given) or race(*given))
+    race = measured._race
+    monkeypatch.setattr(measured, "choices", Choices(Memory, lambda: ""))
+    monkeypatch.setattr(measured, "_race", lambda *given: raced.append(given) or race(*given))
     step, _ = compiled_step()
     torch.manual_seed(3)
     twice(step, draw(2, 3, 12, 16))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.kernels import native_code
+from dynamo_backends.kernels import races as measured
 from dynamo_backends.workers.choices import Choices
 from dynamo_backends.workers.contention import Contention
 from dynamo_backends.workers.race import Measured
@@ -30,8 +30,8 @@ def outcome(winner: str, *others: str, contention: Contention = QUIET, clear: bo
 
 def plant(monkeypatch: pytest.MonkeyPatch, race: Callable[..., str]) -> None:
     """Lets a function of the preferred way, all ways and layouts name the winner of each race."""
-    monkeypatch.setattr(native_code, "choices", Choices(Memory, lambda: ""))
-    monkeypatch.setattr(native_code, "_race", lambda *given: outcome(race(*given)))
+    monkeypatch.setattr(measured, "choices", Choices(Memory, lambda: ""))
+    monkeypatch.setattr(measured, "_race", lambda *given: outcome(race(*given)))
 
 
 def always(monkeypatch: pytest.MonkeyPatch, way: str) -> None:

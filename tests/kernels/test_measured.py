@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.kernels import native_code
-from dynamo_backends.kernels.native_code import fastest
+from dynamo_backends.kernels import races as measured
+from dynamo_backends.kernels.races import fastest
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.workers.choices import Choices
 from dynamo_backends.workers.race import Measured
@@ -24,13 +24,13 @@ def races(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((preferred, sorted(runs), [shape for shape, *_ in layouts]))
         return outcome("fast", "usual")
 
-    monkeypatch.setattr(native_code, "_race", race)
+    monkeypatch.setattr(measured, "_race", race)
     begin_a_process(monkeypatch)
     return found
 
 
 def begin_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_code, "choices", Choices(native_code._store, native_code._holds_for))
+    monkeypatch.setattr(measured, "choices", Choices(measured._store, measured._holds_for))
 
 
 def ask(rows: int = 4, kind: str = "layer", columns: int = 8, **more: Any) -> str:
@@ -61,12 +61,12 @@ def test_a_second_process_finds_the_choice_on_disk(
     races: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
     ask()
-    assert list((cache_folder() / native_code.FOLDER).glob("*.bin"))
+    assert list((cache_folder() / measured.FOLDER).glob("*.bin"))
     begin_a_process(monkeypatch)
     assert ask() == "fast"
     assert len(races) == 1
     begin_a_process(monkeypatch)
-    monkeypatch.setattr(native_code, "processor_name", lambda: "another one")
+    monkeypatch.setattr(measured, "processor_name", lambda: "another one")
     ask()
     assert len(races) == 2
 
@@ -74,10 +74,10 @@ def test_a_second_process_finds_the_choice_on_disk(
 def test_the_safe_way_is_taken_where_a_race_is_disturbed(monkeypatch: pytest.MonkeyPatch):
     begin_a_process(monkeypatch)
     disturbed = outcome("fast", contention=BUSY, clear=False)
-    monkeypatch.setattr(native_code, "_race", lambda *_: disturbed)
+    monkeypatch.setattr(measured, "_race", lambda *_: disturbed)
     assert ask(safe="safe") == "safe"
     assert ask(kind="another layer", preferred="preferred") == "preferred"
-    assert not (cache_folder() / native_code.FOLDER).exists()
+    assert not (cache_folder() / measured.FOLDER).exists()
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def in_turn(monkeypatch: pytest.MonkeyPatch, *outcomes: Measured) -> list[int]:
         threads.append(torch.get_num_threads())
         return left.pop(0)
 
-    monkeypatch.setattr(native_code, "_race_on_threads", race)
+    monkeypatch.setattr(measured, "_race_on_threads", race)
     begin_a_process(monkeypatch)
     return threads
 
@@ -111,7 +111,7 @@ def test_who_is_disturbed_races_on_one_thread(monkeypatch: pytest.MonkeyPatch):
         assert ask(safe="safe") == "fast"
         assert threads == [2, 1]
         assert torch.get_num_threads() == 2
-    assert not (cache_folder() / native_code.FOLDER).exists(), "what one thread says is not kept"
+    assert not (cache_folder() / measured.FOLDER).exists(), "what one thread says is not kept"
 
 
 @pytest.mark.usefixtures("two_threads")

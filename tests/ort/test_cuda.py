@@ -13,7 +13,7 @@ import dynamo_backends
 from dynamo_backends import DeviceError, OptionError
 from dynamo_backends.cudagraphs import device
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.graph.tf32 import Tf32, allowed_tf32
+from dynamo_backends.graph.precision import Tf32, allowed_tf32
 from dynamo_backends.ort import backend as ort_backend
 from dynamo_backends.ort import cuda, session
 from dynamo_backends.ort.backend import OnnxRuntimeCUDA, OrtOptions, _of_trials, _settings

@@ -3,7 +3,7 @@
 from tests import refusals
 
 PRINT = (
-    "from dynamo_backends.graph.tf32 import allowed_tf32, product_precision\n"
+    "from dynamo_backends.graph.precision import allowed_tf32, product_precision\n"
     "a = allowed_tf32(); print(a.products, a.convolutions, a.everywhere, product_precision())\n"
 )
 

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.cudagraphs import device
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.graph.tf32 import Tf32
+from dynamo_backends.graph.precision import Tf32
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.xla import _jaxlib, backend, cuda, runtime
 from dynamo_backends.xla import options as options_module

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, counts_flops
 from dynamo_backends.graph.calls import is_pointwise
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.tf32 import ROUNDING, may_be_tf32
+from dynamo_backends.graph.precision import ROUNDING, may_be_tf32
 from dynamo_backends.verify import in_float64, widen
 from dynamo_backends.verify.mismatch import aliases, is_inexact, shape_difference
 from dynamo_backends.verify.noise import UNWRITTEN

@@ -118,8 +118,7 @@ class Device:
 _lock = fork_safe_lock()
 
 
-@functools.cache
-def _open(platform: str, index: int) -> Device:
+def _connect(platform: str, index: int) -> Device:
     if platform == "cpu":
         with _environment(PJRT_NPROC=str(torch.get_num_threads())):
             client = _jaxlib.make_cpu_client()
@@ -140,6 +139,11 @@ def _open(platform: str, index: int) -> Device:
         raise DeviceError(f"XLA sees {len(devices)} {platform} devices, not number {index}")
     handle = devices[index]
     return Device(platform, handle.client, handle, os.getpid(), index)
+
+
+@functools.cache
+def _open(platform: str, index: int) -> Device:
+    return _connect(platform, index)
 
 
 def open_device(platform: str, index: int = 0) -> Device:

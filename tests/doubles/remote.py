@@ -131,13 +131,12 @@ def _open(index: int) -> RemoteDouble:
 @functools.cache
 def _add_platform() -> None:
     """Makes XLA's devices include the double, for the rest of the process."""
-    opened = runtime._open
+    connect = runtime._connect
 
-    @functools.cache
-    def open_any(platform: str, index: int) -> Device:
-        return _open(index) if platform == PLATFORM else opened(platform, index)
+    def connect_any(platform: str, index: int) -> Device:
+        return _open(index) if platform == PLATFORM else connect(platform, index)
 
-    runtime._open = open_any
+    runtime._connect = connect_any
     mlir._platforms_with_donation.append(PLATFORM)
     options.PLATFORMS = (*options.PLATFORMS, PLATFORM)
 

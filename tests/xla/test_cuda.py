@@ -174,10 +174,10 @@ def test_preallocation_is_off_while_the_client_starts_and_at_no_other_time(
 
     monkeypatch.setattr(jax, "local_devices", devices)
     monkeypatch.delenv(name, raising=False)
-    assert runtime._open.__wrapped__("cuda", 0).index == 0
+    assert runtime._connect("cuda", 0).index == 0
     assert (seen, name in os.environ) == (["false"], False)
     monkeypatch.setenv(name, "true")
-    runtime._open.__wrapped__("cuda", 0)
+    runtime._connect("cuda", 0)
     assert (seen[-1], os.environ[name]) == ("true", "true")
 
 

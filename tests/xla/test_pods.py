@@ -30,7 +30,7 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     client = SimpleNamespace(devices=lambda: chips, process_index=lambda: 1)
     monkeypatch.setattr(xla_bridge, "get_backend", lambda platform=None: client)
     # Devices that other tests have opened stay open.
-    monkeypatch.setattr(runtime, "_open", functools.cache(runtime._open.__wrapped__))
+    monkeypatch.setattr(runtime, "_open", functools.cache(runtime._connect))
     caches: list[Any] = [backend.tpu, backend.has_tpu]
     caches += [xla_bridge.local_devices, xla_bridge.process_count]
     for function in caches:

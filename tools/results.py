@@ -15,6 +15,9 @@ that the program prints of them, for those that have a function `published`:
     <!-- measured: NAME -->
     <!-- until here -->
 
+"measured: NAME summary" leaves out the rows of single models: what remains of a table are its
+geometric means, or nothing if it has none.
+
 "backends" is a line per backend, "models" one per model, "means" a sentence and one line in all;
 "choices" says how often autotune chose which candidate; "rates" counts what passes, with the
 reasons of what does not and what was not run. docs/results/NAME.svg is the chart of each file that
@@ -42,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "tools")]  # whose programs write the tables
 END = "<!-- until here -->"
 _PLACE = re.compile(rf"^(<!-- results: (\S+) (\w+) -->\n)(.*?)^({END})$", re.S | re.M)
-_MEASURED = re.compile(rf"^(<!-- measured: (\S+) -->\n)(.*?)^({END})$", re.S | re.M)
+_MEASURED = re.compile(rf"^(<!-- measured: (\S+)( summary)? -->\n)(.*?)^({END})$", re.S | re.M)
 _PROGRAM = re.compile(r"\b(?:benchmarks|tools)/(\w+)\.py")
 
 
@@ -89,12 +92,12 @@ def rendered(root: Path, folder: Path) -> list[tuple[Path, str]]:
 
 def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
     def fill(place: re.Match[str]) -> str:
-        begin, name, _, end = place.groups()
+        begin, name, short, _, end = place.groups()
         try:
             content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
             *_, program = _PROGRAM.findall(content["command"])  # the last: others run that one
             tables = importlib.import_module(program).published(content)
-            facts = content.get("context") or content["environment"]
+            facts = content.get("environment", {}) | content.get("context", {})
             said = conditions(facts, content["command"], _link(page, f"measured/{name}.json"))
         except (OSError, ValueError, LookupError, TypeError, ImportError, AttributeError) as error:
             raise PageError(
@@ -102,14 +105,23 @@ def _measured(page: Path, folder: Path) -> Callable[[re.Match[str]], str]:
                 f"program of benchmarks/ or tools/ with a function `published`, and to name it as "
                 f"its command: {type(error).__name__}: {error}"
             ) from error
-        parts = [_as_markdown(part) for part in tables]
+        parts = [_summarized(part) if short else _as_markdown(part) for part in tables]
         return f"{begin}\n{said}\n\n{''.join(parts)}\n{end}"
 
     return fill
 
 
+def _summarized(part: Table | str) -> str:
+    """Returns a part as Markdown without the rows of single models."""
+    head, rule, *rows = _as_markdown(part).splitlines() or ["", ""]
+    if not head.startswith("|"):
+        return _as_markdown(part)
+    means = [row for row in rows if "| geometric mean |" in row]
+    return "".join(f"{line}\n" for line in (head, rule, *means)) if means else ""
+
+
 def _as_markdown(part: Table | str) -> str:
-    """A table, also one that is Markdown already, or a line of a list."""
+    """Returns a table, also one that is Markdown already, or a line of a list."""
     if isinstance(part, str) and part.startswith("|"):
         return f"{part}\n"
     if isinstance(part, str):
@@ -147,8 +159,8 @@ def _filling(page: Path, runs: dict[str, Run]) -> Callable[[re.Match[str]], str]
 
 
 def _link(page: Path, file: str) -> str:
-    """Where a page finds a file of docs/."""
-    return file if page.parent.name == "docs" else f"docs/{file}"
+    """Returns the path of a file of docs/ as the page has to write it."""
+    return f"docs/{file}" if page.name == "README.md" else file
 
 
 def _holds(path: Path, text: str) -> bool:

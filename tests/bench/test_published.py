@@ -144,3 +144,6 @@ def test_a_page_takes_the_table_of_a_single_benchmark(
     assert lines[6] == "| lstm | 30.0 | failed | 20.0 1.50 [1.40, 1.62] | 3.00 |"
     assert lines[8] == "- compile_step openxla over eager: geometric mean 1.50, lowest 1.50."
     assert tool.main(["--check"], root) == 0
+    page.write_text("<!-- measured: steps summary -->\n<!-- until here -->\n")
+    assert tool.main([], root) == 0
+    assert page.read_text().splitlines()[3:6] == ["", *lines[7:9]], "without the rows of models"

@@ -82,7 +82,7 @@ $(TORCH_XLA)/.installed:
 	$(TORCH_XLA)/bin/python -m pip --disable-pip-version-check install torch==2.9.0 torch_xla==2.9.0 numpy
 	@touch $@
 
-lazy-xla: $(TORCH_XLA)/.installed ## Time torch_xla itself on the CPU, in an environment with torch 2.9 (docs/torchscript.md)
+lazy-xla: $(TORCH_XLA)/.installed ## Time torch_xla itself on the CPU, in an environment with torch 2.9 (docs/other-compilers.md)
 	$(TORCH_XLA)/bin/python benchmarks/lazy_torch_xla.py $(ARGS)
 
 matrix: ## Run tests with several versions of Python, torch and jax; write docs/versions.md

@@ -2,7 +2,7 @@
 
 `torch.compile(backend=name)` knows all of them (see `legacy_names`).
 
-`python -m dynamo_backends.legacy` prints docs/names.md.
+`python -m dynamo_backends.legacy` prints a table of them.
 """
 
 import functools
@@ -62,7 +62,7 @@ def entry_points() -> list[str]:
 
 
 def document() -> str:
-    """docs/names.md."""
+    """Returns the table of all old names, in Markdown."""
     rows = [
         f"| `{old.name}` | {f'`{old.target}`' if old.target else 'none'} | {_whose(old)} "
         f"| {old.why} |"
@@ -82,8 +82,6 @@ forty backends, and lists elsewhere still offer their names (such as `DynamoBack
 Face's accelerate). Each name below still works: it resolves to the backend that replaces it, and
 one log line says which. A name without a replacement raises an error that says why. Names that
 torch itself registers are left to torch.
-
-Made by `python -m dynamo_backends.legacy`.
 
 | name | today | whose | what became of it |
 |---|---|---|---|

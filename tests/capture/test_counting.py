@@ -120,6 +120,6 @@ def test_counts_of_several_threads_add_up():
 def test_every_count_is_a_number_and_the_page_has_it():
     counters = dynamo_backends.counters()
     assert all(isinstance(value, int | float) for value in counters.values())
-    page = (ROOT / "docs/observing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/explain.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     assert [name for name in counters if not any(f"`{name}`" in row for row in rows)] == []

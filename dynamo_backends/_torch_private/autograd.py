@@ -162,7 +162,7 @@ def note_updates(gm: fx.GraphModule) -> None:
 
 
 def _gets_contents(info: Any, result: Any) -> bool:
-    """Whether an input gets new contents, and nothing else, from a result."""
+    """Returns whether an input gets new contents, and nothing else, from a result."""
     return isinstance(result, fx.Node) and info.mutates_data and not info.mutates_metadata
 
 

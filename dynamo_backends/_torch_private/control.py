@@ -209,7 +209,7 @@ def stance_per_thread(of_this_thread: Callable[[], str | None]) -> Callable[[], 
 
 
 def original_module(module: nn.Module) -> nn.Module:
-    """What `torch.compile(module)` was given; any other module as it is."""
+    """Returns what `torch.compile(module)` was given; any other module as it is."""
     from torch._dynamo import OptimizedModule
 
     while isinstance(module, OptimizedModule):

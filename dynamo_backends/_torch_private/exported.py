@@ -78,7 +78,7 @@ def export_functional(
 
 
 def guards_of(exported: ExportedProgram) -> list[str]:
-    """What was assumed of sizes besides their ranges, as Python code."""
+    """Returns what was assumed of sizes besides their ranges, as Python code."""
     return list(exported._guards_code)
 
 

@@ -18,7 +18,7 @@ from torch.fx.node import has_side_effect as has_side_effect
 
 
 def _unwrapped(desc: Any) -> Any:
-    """What is known of an input or output, of a wrapper if it is the only tensor in one."""
+    """Returns what is known of an input or output, of a wrapper if it is the only tensor in one."""
     return desc.base if type(desc).__name__ in _INNER and desc.attr == ONLY else desc
 
 

@@ -85,7 +85,7 @@ def bound_arguments(
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often a tensor has been written to; no mode is asked."""
+    """Returns how often a tensor has been written to; no mode is asked."""
     with torch._C.DisableTorchFunction():
         version: int = tensor._version
         return version

@@ -84,7 +84,7 @@ class FreshSymbols:
 
     @property
     def guards(self) -> list[sympy.Basic]:
-        """What a compiler has assumed of the symbols that were given."""
+        """Returns what a compiler has assumed of the symbols that were given."""
         return [self.given(guard.expr) for guard in self._env.guards]
 
 

@@ -131,7 +131,7 @@ class Remaking:
         return compile_boxed(self.compile_graph, unpack(self.graph), self.kind, self.static)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled.
+        """Returns what is pickled.
 
         Raises:
             PicklingError: The graph cannot be packed.

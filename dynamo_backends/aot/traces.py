@@ -144,7 +144,7 @@ def _inputs(inputs: Sequence[Any]) -> Iterator[str]:
 
 
 def _calls(captured: fx.GraphModule) -> Iterator[str]:
-    """What the graph calls, with the lines of code.
+    """Returns what the graph calls, with the lines of code.
 
     Raises:
         _UnnamedError: Another process cannot know it by name, a size is symbolic, or a tensor is

@@ -130,7 +130,7 @@ class Arguments:
 
     @property
     def copied_bytes(self) -> int:
-        """How much memory one copy of the inputs takes, without the weights."""
+        """Returns how much memory one copy of the inputs takes, without the weights."""
         copied = [v for i, v in enumerate(self.values) if i not in self.uncopied]
         return sum(v.numel() * v.element_size() for v in copied if isinstance(v, Tensor))
 

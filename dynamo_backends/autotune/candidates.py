@@ -56,22 +56,22 @@ class Candidate:
 
     @property
     def reduced(self) -> bool:
-        """Whether it computes in bfloat16."""
+        """Returns whether it computes in bfloat16."""
         return self.name.endswith(REDUCED)
 
     @property
     def is_int8(self) -> bool:
-        """Whether it computes in int8, or keeps weights so."""
+        """Returns whether it computes in int8, or keeps weights so."""
         return INT8 in self.name
 
     @property
     def trains(self) -> bool:
-        """Whether it compiles graphs that are trained."""
+        """Returns whether it compiles graphs that are trained."""
         return self.owner != "ours" or (self.made or get_backend(self.backend)).trains
 
     @property
     def has_own_steps(self) -> bool:
-        """Whether it compiles whole training steps otherwise than functional graphs."""
+        """Returns whether it compiles whole training steps otherwise than functional graphs."""
         if self.owner != "ours":
             return self.backend == "inductor"
         return isinstance(get_backend(self.backend), CompilesSteps)

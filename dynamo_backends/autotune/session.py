@@ -157,7 +157,7 @@ class Outcome:
 
     @property
     def is_tried(self) -> bool:
-        """Whether anything was tried, where anything is to be tried."""
+        """Returns whether anything was tried, where anything is to be tried."""
         compiled = (row.compile_s is not None for row in self.rows if row.name != EAGER)
         return not self.short_of_s or any(compiled)
 

@@ -75,7 +75,7 @@ class Traffic:
 
     @property
     def suffices(self) -> bool:
-        """Whether enough calls came, or enough time passed."""
+        """Returns whether enough calls came, or enough time passed."""
         return len(self._counts) >= MOST or time.monotonic() > self._begun + WAIT_S
 
     def close(self) -> None:
@@ -358,5 +358,5 @@ class Symbols:
 
     @property
     def assumed(self) -> Assumed:
-        """What was assumed of sizes since the capture."""
+        """Returns what was assumed of sizes since the capture."""
         return Assumed(self._captured.assumed(), self._captured.numbers)

@@ -55,7 +55,7 @@ class TuningStatus:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more will change."""
+        """Returns whether nothing more will change."""
         return self.state in ("serving", "gave up")
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Followed:
 
     @property
     def status(self) -> TuningStatus:
-        """Where it stands; a winner that failed in a call since then serves no longer."""
+        """Returns where it stands; a winner that failed in a call since then serves no longer."""
         status, report = self._status, self.reports[0]
         if status.state == "serving" and status.winner != report.chosen == EAGER:
             why = report.runtime_fallbacks[-1] if report.events else f"{status.winner} failed"

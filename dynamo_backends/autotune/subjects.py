@@ -133,7 +133,7 @@ class Subject(ABC):
     @property
     @abstractmethod
     def key(self) -> TuningKey:
-        """What a decision depends on."""
+        """Returns what a decision depends on."""
 
     @abstractmethod
     def build(self, candidate: Candidate) -> Run:

@@ -123,7 +123,7 @@ class TuningProgressListener:
         self._task.followed.change(spent_s=self._task.budget.spent_s)
 
     def blame(self, lost: Exception, suspect: str) -> str:
-        """Why the candidate that was under way is tried no more; empty: it is not to blame.
+        """Returns why the candidate that was under way is tried no more; empty: it is not to blame.
 
         Args:
             lost: How the process was lost.

@@ -172,12 +172,12 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether the backend ran the model and its results are right."""
+        """Returns whether the backend ran the model and its results are right."""
         return self.status == "pass"
 
     @property
     def eager_failed(self) -> bool:
-        """Whether there is nothing that a backend could be compared with."""
+        """Returns whether there is nothing that a backend could be compared with."""
         return self.status.startswith("eager_") or self.stage in OF_EAGER
 
     @property

@@ -46,7 +46,7 @@ class Change:
 
     @property
     def text(self) -> str:
-        """What happened, in words."""
+        """Returns what happened, in words."""
         if self.ratio is None:
             reason = f" ({self.after.reason})" if self.after.reason else ""
             return f"{self.before.status} → {self.after.status}{reason}"

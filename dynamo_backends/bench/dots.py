@@ -223,7 +223,7 @@ def error_panel(errors: Sequence[tuple[str, float, bool]]) -> ErrorPanel | None:
 
 
 def _x(error: float) -> float:
-    """What is smaller or larger than the scale stands at its ends."""
+    """Returns what is smaller or larger than the scale stands at its ends."""
     within = min(max(error if error == error else math.inf, _LOWEST), _HIGHEST)
     share = math.log(within / _LOWEST) / math.log(_HIGHEST / _LOWEST)
     return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)

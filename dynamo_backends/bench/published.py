@@ -44,7 +44,7 @@ class Rate:
 
     @property
     def passed(self) -> int:
-        """How many pass."""
+        """Returns how many pass."""
         return sum(outcome.passed for outcome in self.outcomes)
 
 

@@ -32,7 +32,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def environment_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What is known of a machine, in names and texts.
+    """Returns what is known of a machine, in names and texts.
 
     Args:
         facts: In types that JSON has; what is empty is left out.

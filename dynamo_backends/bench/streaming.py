@@ -42,7 +42,7 @@ def difference(
     request: Sequence[Any],
     tolerance: float = TOLERANCE,
 ) -> str:
-    """What is wrong with the answer to a request; empty if it is as accurate as eager's.
+    """Returns what is wrong with the answer to a request; empty if it is as accurate as eager's.
 
     Args:
         stream: Of which it is a request.

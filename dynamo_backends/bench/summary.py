@@ -126,7 +126,7 @@ def _counted(found: Counter[str]) -> str:
 
 
 def chosen_text(chosen: Iterable[str]) -> str:
-    """Who runs a model's graphs, with how many if there are several: "ov (2), onnxrt"."""
+    """Returns who runs a model's graphs, with how many if there are several: "ov (2), onnxrt"."""
     counted = Counter(chosen).most_common()
     return ", ".join(name if n == 1 else f"{name} ({n})" for name, n in counted)
 

@@ -100,12 +100,12 @@ class GraphBreak:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the user's code asks for it."""
+        """Returns whether the user's code asks for it."""
         return any(words in self.reason for words in _WANTED)
 
     @property
     def is_of_error(self) -> bool:
-        """Whether the code raises there, in eager, too."""
+        """Returns whether the code raises there, in eager, too."""
         return self.reason == "Observed exception"
 
 

@@ -81,7 +81,7 @@ class Coverage(Rendered):
 
     @property
     def served(self) -> tuple[Served, ...]:
-        """What served the calls of graphs with symbolic sizes, `restart` or not."""
+        """Returns what served the calls of graphs with symbolic sizes, `restart` or not."""
         return tuple(row for report in self._reports for row in report.traffic())
 
     @property
@@ -96,12 +96,12 @@ class Coverage(Rendered):
 
     @property
     def seconds_in_graphs(self) -> float:
-        """How long the graphs ran."""
+        """Returns how long the graphs ran."""
         return sum(graph.seconds for graph in self.graphs)
 
     @property
     def graph_calls(self) -> int:
-        """How often a graph was called."""
+        """Returns how often a graph was called."""
         return sum(graph.calls for graph in self.graphs)
 
     @property

@@ -206,7 +206,7 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
 
 
 def _int8(report: GraphReport) -> str:
-    """What is admitted of results in int8, and what was measured."""
+    """Returns what is admitted of results in int8, and what was measured."""
     text = f"{report.precision or 'int8'}: admitted is {report.tolerance}"
     if not report.measured:
         return text

@@ -50,7 +50,7 @@ class _Call(captures.Captures):
     error: BaseException | None = None
 
     def cause(self) -> str:
-        """Why nothing was captured, in sentences."""
+        """Returns why nothing was captured, in sentences."""
         if self.breaks:
             return " ".join(str(found) for found in merge(self.breaks)[:3])
         return NO_OPERATORS if self.frames or self.graphs else NOT_LOOKED_AT

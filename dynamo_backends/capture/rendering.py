@@ -79,7 +79,7 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
 
 
 def measured_text(measured: Mapping[str, float], between: str = ", ") -> str:
-    """What was measured on held-out batches, such as "cosine 0.9987"."""
+    """Returns what was measured on held-out batches, such as "cosine 0.9987"."""
     return between.join(f"{name} {value:.4g}" for name, value in measured.items())
 
 

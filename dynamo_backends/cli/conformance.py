@@ -123,7 +123,7 @@ def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
 
 
 def _commands(args: argparse.Namespace, earlier: Path) -> list[str]:
-    """What was typed, after that of the runs that are gone on with."""
+    """Returns what was typed, after that of the runs that are gone on with."""
     typed = shlex.join(["dynamo-backends", *(a for a in args.given if a != "--resume")])
     before: list[str] = []
     if args.resume and earlier.exists():

@@ -358,5 +358,5 @@ def _read(file: Path) -> str:
 
 
 def in_words(found: Sequence[Lack]) -> tuple[str, str]:
-    """What is missing and what fixes it, each in one line."""
+    """Returns what is missing and what fixes it, each in one line."""
     return "; ".join(x.what for x in found), "; ".join(x.remedy for x in found)

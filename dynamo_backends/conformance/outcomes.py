@@ -92,12 +92,12 @@ class Outcome:
 
     @property
     def check(self) -> Check:
-        """What it is the outcome of."""
+        """Returns what it is the outcome of."""
         return Check(self.group, self.name, self.dtype)
 
     @property
     def failed(self) -> bool:
-        """Whether the backend did something wrong."""
+        """Returns whether the backend did something wrong."""
         return self.status in FAILURES
 
     @property

@@ -62,7 +62,7 @@ def context(settings: Settings) -> dict[str, Any]:
 
 
 def _packages(backend: str) -> dict[str, str]:
-    """What is behind a backend, with versions."""
+    """Returns what is behind a backend, with versions."""
     found = {"torch": str(torch.__version__)}
     if backend in list_backends():
         return found | get_backend(backend).versions()

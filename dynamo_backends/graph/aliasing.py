@@ -22,12 +22,12 @@ REPLAYED = "replayed_view"
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a call is of an operator that returns views of its first argument."""
+    """Returns whether a call is of an operator that returns views of its first argument."""
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def is_same_view(view: fx.Node) -> bool:
-    """Whether a view has all elements of its source in the same order."""
+    """Returns whether a view has all elements of its source in the same order."""
     source = view.args[0] if is_view(view) else None
     if not isinstance(source, fx.Node):
         return False
@@ -42,7 +42,7 @@ def is_same_view(view: fx.Node) -> bool:
 
 
 def is_replayed(node: fx.Node) -> bool:
-    """Whether a node is a view of another output, or of an input, to be made by torch."""
+    """Returns whether a node is a view of another output, or of an input, to be made by torch."""
     return REPLAYED in node.meta
 
 

@@ -118,7 +118,7 @@ def _shorten(node: fx.Node) -> bool:
 
 
 def _equals(value: Any, default: Any) -> bool:
-    """Whether an argument is its default; 1, 1.0 and True are different arguments."""
+    """Returns whether an argument is its default; 1, 1.0 and True are different arguments."""
     if isinstance(value, list | tuple) and isinstance(default, list | tuple):
         return len(value) == len(default) and all(map(_equals, value, default))
     return type(value) is type(default) and bool(value == default)

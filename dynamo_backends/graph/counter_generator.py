@@ -152,7 +152,7 @@ the result's sizes, strides and dtype; the method's arguments.
 
 
 def can_draw(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> bool:
-    """Whether `SEEDED_DRAW` knows a distribution.
+    """Returns whether `SEEDED_DRAW` knows a distribution.
 
     Args:
         method: Such as "bernoulli_".

@@ -64,7 +64,7 @@ def donations(graph: Graph, parts: Sequence[Part]) -> tuple[int, dict[str, int]]
 
 
 def _fits(place: fx.Node, contents: object) -> bool:
-    """Whether the new contents of an input can lie where the old ones are."""
+    """Returns whether the new contents of an input can lie where the old ones are."""
     if not isinstance(contents, fx.Node) or contents.op != "call_function":
         return False
     old, new = place.meta["val"], contents.meta["val"]
@@ -88,7 +88,7 @@ class RowWrite:
     index: int
 
     def action(self, target: Tensor, results: Sequence[Tensor]) -> Callable[[], Any]:
-        """What writes the rows of one call, in C.
+        """Returns what writes the rows of one call, in C.
 
         Args:
             target: The input.

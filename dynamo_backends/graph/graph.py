@@ -94,7 +94,7 @@ class Graph:
 
     @property
     def outputs(self) -> Sequence[Any]:
-        """What the output node returns: nodes, None, or Python numbers."""
+        """Returns what the output node returns: nodes, None, or Python numbers."""
         results: Any = self.module.graph.output_node().args[0]
         return tuple(results)
 
@@ -197,7 +197,7 @@ def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
 
 
 def why_no_cuda() -> str | None:
-    """Why torch has no CUDA device; None if it has one."""
+    """Returns why torch has no CUDA device; None if it has one."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     if not torch.cuda.is_available():

@@ -93,7 +93,7 @@ def _forget_floats(graph: fx.Graph) -> None:
 
 
 def _has_numbers(node: fx.Node) -> bool:
-    """Whether a call is given numbers whose type matters, and that follow from sizes."""
+    """Returns whether a call is given numbers whose type matters, and that follow from sizes."""
     if node.target in _COUNTS and not any(isinstance(x, FloatOfSizes) for x in node.args):
         return False
     return bool(sizes_in((node.args, node.kwargs)))
@@ -114,7 +114,7 @@ def _settled(value: Any, type_name: str, node: fx.Node) -> Any:
 
 
 def _is_float_of_sizes(node: fx.Node) -> bool:
-    """Whether a call makes a tensor of a number that calls can compute from sizes."""
+    """Returns whether a call makes a tensor of a number that calls can compute from sizes."""
     if node.target is not aten.scalar_tensor.default or not isinstance(node.args[0], FloatOfSizes):
         return False
     return node.meta["val"].is_floating_point() and is_computable(node.args[0])
@@ -192,7 +192,7 @@ def note_forgotten(graph: fx.Graph) -> None:
 
 
 def has_forgotten(graph: fx.Graph) -> bool:
-    """Whether numbers in a graph follow from sizes of one call, and do not say so."""
+    """Returns whether numbers in a graph follow from sizes of one call, and do not say so."""
     return _FORGOTTEN in graph.output_node().meta
 
 

@@ -145,7 +145,7 @@ def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
 
 
 def _role(known: Mapping[fx.Node, Input], node: fx.Node) -> Input:
-    """What a value is to a part, which is given nothing to write over (see `donation`)."""
+    """Returns what a value is to a part, which is given nothing to write over (see `donation`)."""
     role = known.get(node)
     if role is None:
         return Input(node.name, Role.INTERMEDIATE)
@@ -221,7 +221,7 @@ def fragmentation(split: Partition) -> str | None:
 
 
 def operator_work(node: fx.Node) -> float:
-    """What a call costs in eager, in operators on small tensors."""
+    """Returns what a call costs in eager, in operators on small tensors."""
     op = node.target
     if not isinstance(op, OpOverload):
         return 0.0

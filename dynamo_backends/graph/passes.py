@@ -108,7 +108,7 @@ def _functions() -> frozenset[Callable[..., Any]]:
 
 
 def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | None:
-    """Why a call is not of the dialect; None if it is.
+    """Returns why a call is not of the dialect; None if it is.
 
     Args:
         node: A `call_function` node.
@@ -127,7 +127,7 @@ def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | 
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a call writes to one of its arguments."""
+    """Returns whether a call writes to one of its arguments."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 

@@ -252,7 +252,7 @@ class _Checker:
         return bound is not None and self._is_small([requirement.node])
 
     def _is_small(self, nodes: Iterable[fx.Node]) -> bool:
-        """Whether what nodes are computed from the inputs by is little."""
+        """Returns whether what nodes are computed from the inputs by is little."""
         cone = self._cone(nodes)
         calls = [n for n in cone if n.op == "call_function"]
         if len(calls) > _MOST_CALLS or any(n.op == "get_attr" for n in cone):
@@ -442,7 +442,7 @@ def _is_cheap(node: fx.Node) -> bool:
 
 
 def _elements(node: fx.Node) -> float:
-    """How many elements a tensor has in the first call."""
+    """Returns how many elements a tensor has in the first call."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return 0

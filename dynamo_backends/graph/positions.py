@@ -44,7 +44,7 @@ class Position:
 
     @property
     def is_mask(self) -> bool:
-        """Whether it says of each element if it is read."""
+        """Returns whether it says of each element if it is read."""
         return self.node.meta["val"].dtype in (torch.bool, torch.uint8)
 
 

@@ -42,12 +42,12 @@ class Tf32:
 
     @property
     def everywhere(self) -> bool:
-        """Whether a runtime that has one switch for both may use it."""
+        """Returns whether a runtime that has one switch for both may use it."""
         return self.products and self.convolutions
 
 
 def product_precision() -> str:
-    """What torch demands of float32 products: "highest", "high" or "medium".
+    """Returns what torch demands of float32 products: "highest", "high" or "medium".
 
     As `torch.get_float32_matmul_precision`, which raises once precision was set for one backend
     alone (`torch.backends.cuda.matmul.fp32_precision`).
@@ -59,7 +59,7 @@ def product_precision() -> str:
 
 
 def allowed_tf32() -> Tf32:
-    """What torch's settings allow now, read without touching them."""
+    """Returns what torch's settings allow now, read without touching them."""
     return Tf32(
         products=torch.backends.cuda.matmul.fp32_precision == "tf32",
         convolutions=torch.backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]

@@ -44,7 +44,7 @@ def draw(
 
 
 def seeds_of(count: int) -> tuple[Any, ...]:
-    """What `draw` is called with to draw seeds; n at once are those of n calls.
+    """Returns what `draw` is called with to draw seeds; n at once are those of n calls.
 
     Args:
         count: How many.
@@ -182,7 +182,7 @@ def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a call draws from torch's generator, with the arguments that it has."""
+    """Returns whether a call draws from torch's generator, with the arguments that it has."""
     if node.target in DRAWS:
         return True
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
@@ -209,7 +209,7 @@ _METHODS: dict[object, tuple[str, Callable[[fx.Node], tuple[Any, ...]]]] = {
 
 
 def is_bound_to_data(node: fx.Node) -> bool:
-    """Whether a call draws in the shape of a tensor whose data it does not look at.
+    """Returns whether a call draws in the shape of a tensor whose data it does not look at.
 
     Calls whose results are not dense are left alone: their strides are not what torch promises.
     """
@@ -223,7 +223,7 @@ def is_bound_to_data(node: fx.Node) -> bool:
 
 
 def _is_mask(node: fx.Node) -> bool:
-    """Whether a call draws the mask of a dropout, and nothing else of it is read."""
+    """Returns whether a call draws the mask of a dropout, and nothing else of it is read."""
     return node.target is aten.native_dropout.default and all(u.args[1] == 1 for u in node.users)
 
 

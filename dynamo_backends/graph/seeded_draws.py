@@ -88,12 +88,12 @@ def _groups(graph: Graph) -> Iterator[list[fx.Node]]:
 
 
 def _varies(node: fx.Node) -> bool:
-    """Whether what is drawn has sizes that may vary."""
+    """Returns whether what is drawn has sizes that may vary."""
     return bool(sizes_in((node.args, node.kwargs, node.meta.get(SIZES))))
 
 
 def _request(node: fx.Node) -> Request | None:
-    """What a call draws, if a device can."""
+    """Returns what a call draws, if a device can."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or value.device.type != "cpu":
         return None
@@ -228,7 +228,7 @@ def _replace_redrawn(graph: fx.Graph, node: fx.Node) -> bool:
 
 
 def _bound_request(node: fx.Node) -> Request | None:
-    """What a call draws in the shape of its first argument, if a device can."""
+    """Returns what a call draws in the shape of its first argument, if a device can."""
     if not is_random(node) or not is_bound_to_data(node):
         return None
     method, arguments, value = filled_by(node)

@@ -31,7 +31,7 @@ STRIDES = "strides"
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a value is a symbolic number or a tensor with symbolic sizes."""
+    """Returns whether a value is a symbolic number or a tensor with symbolic sizes."""
     if isinstance(value, Symbolic):
         return True
     if isinstance(value, torch.Tensor):
@@ -218,7 +218,7 @@ def _known(node: fx.Node, key: str, concrete: Sequence[int]) -> tuple[int | None
 
 
 def is_ranged(graph: fx.Graph) -> bool:
-    """Whether a graph for concrete shapes came from one with symbolic shapes."""
+    """Returns whether a graph for concrete shapes came from one with symbolic shapes."""
     return any(
         isinstance(size, Size)
         for node in graph.find_nodes(op="placeholder")
@@ -365,7 +365,7 @@ _Source = tuple[int, int | None, bool]
 
 
 def _sources(places: Sequence[fx.Node]) -> dict[sympy.Expr, _Source]:
-    """Where each expression can be read."""
+    """Returns where each expression can be read."""
     known: dict[sympy.Expr, _Source] = {}
     for i, place in enumerate(places):
         value = place.meta["val"]

@@ -21,12 +21,12 @@ SPECIALIZE = "specialize"
 
 
 def is_dynamic(graph: Graph) -> bool:
-    """Whether any value of the graph has a symbolic size."""
+    """Returns whether any value of the graph has a symbolic size."""
     return any(is_symbolic(n.meta.get("val")) for n in graph.placeholders)
 
 
 def computes_with_sizes(graph: Graph) -> bool:
-    """Whether a symbolic size, or number, enters any call that makes or takes tensors.
+    """Returns whether a symbolic size, or number, enters any call that makes or takes tensors.
 
     Else one program serves all that vary: numbers that are returned as they are or counted up, such
     as the length of a cache that is kept beside it.
@@ -208,7 +208,7 @@ class Symbols:
         return specialize(self._graph, args, remember=True)
 
     def arguments(self, values: Mapping[sympy.Symbol, int]) -> list[Any]:
-        """What stands for the arguments of a call in which symbols have these values.
+        """Returns what stands for the arguments of a call in which symbols have these values.
 
         Args:
             values: Of all symbols.

@@ -102,7 +102,7 @@ _TIMES = 3  # odd, so that what has to be even, or a multiple, stays so
 
 
 def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
-    """What the nodes of a lowered graph are where every symbol is three times as large.
+    """Returns what the nodes of a lowered graph are where every symbol is three times as large.
 
     Args:
         graph: From `graph.sizes.opened`.

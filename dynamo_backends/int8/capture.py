@@ -21,7 +21,7 @@ Around = Callable[[Callable[..., Any], Sequence[GraphReport]], Callable[..., Any
 def proving(
     options: Options, captured: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Around | None:
-    """What goes around a graph that is to be computed in int8; None: it is not.
+    """Returns what goes around a graph that is to be computed in int8; None: it is not.
 
     To be called inside a backend that Dynamo calls.
 

@@ -157,7 +157,7 @@ class QuantizedExecutable(Executable):
             return self.prepare(weights, self._seen, in_float), self._recording
 
     def is_recent(self, recording: Recording) -> bool:
-        """Whether nothing was recorded after that."""
+        """Returns whether nothing was recorded after that."""
         return recording is self._recording
 
 

@@ -39,7 +39,7 @@ class Int8Options(Options):
 
     @property
     def is_int8(self) -> bool:
-        """Whether anything is to be computed in int8."""
+        """Returns whether anything is to be computed in int8."""
         return str(getattr(self, "precision", "")).startswith("int8")
 
     @property

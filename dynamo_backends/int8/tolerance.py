@@ -193,7 +193,7 @@ class Scores:
 
     @property
     def wrong(self) -> str:
-        """Which bound does not hold, in words; empty if all do."""
+        """Returns which bound does not hold, in words; empty if all do."""
         if self._wrong:
             return self._wrong
         for place, (measure, bound) in enumerate(self._tolerance.bounds):

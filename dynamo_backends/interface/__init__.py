@@ -1,1 +1,1 @@
-"""What a backend is, and what all layers say to each other: options, errors, reports, names."""
+"""Defines what a backend is, and the options, errors, reports and names that all layers share."""

@@ -1,4 +1,4 @@
-"""The one interface of a backend.
+"""Defines the interface of a backend.
 
 A backend author writes one `Backend` subclass: what is needed to run here (`availability`), which
 ATen calls it takes (`supports`, or `plan` for a whole graph), and how a graph of such calls is
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can run here.
+    """The answer to whether a backend can run here, with the reason and the remedy.
 
     Attributes:
         usable: It can.
@@ -86,10 +86,10 @@ class Backend(ABC):
 
     @abstractmethod
     def availability(self) -> Availability:
-        """Returns whether it can run here; if not, why and what fixes it. Must not raise."""
+        """Returns whether the backend can run here, or why not and what fixes it. Never raises."""
 
     def supports(self, node: "fx.Node", options: Any) -> "Support":
-        """Returns whether one ATen call (`node.op == "call_function"`, `meta["val"]` set) is taken.
+        """Returns whether the backend takes a call (a `call_function` node with `meta["val"]`).
 
         A backend that decides about whole graphs has `plan` instead.
         """
@@ -119,24 +119,24 @@ class Backend(ABC):
         """
 
     def lacks(self) -> Availability | None:
-        """Returns a "no" that names the missing ones of `packages`; None: none is missing."""
+        """Returns an `Availability` that names the missing `packages`; None if none is missing."""
         from dynamo_backends.interface.packages import missing
 
         reason = missing(self.packages)
         return Availability(False, reason, self.install) if reason else None
 
     def versions(self) -> dict[str, str]:
-        """The installed packages that its code depends on, with versions, for `cache_key`."""
+        """Returns the installed packages that compiled code depends on, with versions."""
         from dynamo_backends.interface.packages import versions
 
         return versions((*self.packages.values(), *self.optional_packages))
 
     def keeps(self, options: Any) -> Collection["OpOverload"]:
-        """Composite operators to be handed over whole instead of decomposed."""
+        """Returns the composite operators that the backend takes whole instead of decomposed."""
         return ()
 
     def decomposes(self, options: Any) -> Collection["OpOverload"]:
-        """What is decomposed where it comes up inside of a call that `plan` has decomposed.
+        """Returns the operators that are decomposed inside of calls that `plan` decomposes.
 
         Besides the operators that are not core ATen and not kept, which are so anyway.
         """

@@ -1,4 +1,4 @@
-"""What Dynamo captured during the watched calls of this thread (see `capture.first_call`)."""
+"""Records what Dynamo captures during the watched calls of this thread."""
 
 import threading
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Captures:
-    """What Dynamo did during one call.
+    """The graphs that Dynamo captured, compiled or reused during one call.
 
     Attributes:
         graphs: Graphs that it handed to backends of this package.

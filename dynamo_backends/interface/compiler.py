@@ -34,17 +34,17 @@ class Compiler:
 
     @property
     def __name__(self) -> str:
-        """The backend's name, which torch asks for when something is compiled with the object."""
+        """Returns the backend's name, which torch reads when something is compiled."""
         check_first_calls()
         return self.name
 
     def __repr__(self) -> str:
-        """As a call that makes it."""
+        """Returns the call of `compiler` that makes this object."""
         options = "".join(f", {k}={v!r}" for k, v in self._given.items())
         return f"compiler({self.name!r}{options})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies, and what another process gets, are its one object for these options."""
+        """Makes copies, also in other processes, the one object for these options."""
         return _compiler_of, (self.name, self._given)
 
     def options(self, given: Mapping[str, Any] | None = None) -> Options:
@@ -53,7 +53,7 @@ class Compiler:
         return backend.Options.parse({**self._given, **(given or {})}, self.name)
 
     def refuses_eager(self, given: Mapping[str, Any] | None = None) -> bool:
-        """Whether `fallback="error"` is set, here or in the options given to `torch.compile`."""
+        """Returns whether `fallback="error"` is set here or in options given to `torch.compile`."""
         return {**self._given, **(given or {})}.get("fallback") == "error"
 
     def __call__(
@@ -103,7 +103,7 @@ _compilers: dict[tuple[Any, ...], Compiler] = {}
 
 
 def compiler(name: str, /, **options: Any) -> Compiler:
-    """The compiler object of a backend with these options; the same ones give the same object.
+    """Returns the compiler object of a backend with options; equal options give one object.
 
     Examples:
         >>> torch.compile(model, backend=compiler("openxla", verify="always"))

@@ -1,4 +1,4 @@
-"""What this process has compiled and run, counted, and where the seconds of compilations went."""
+"""Counts what this process compiles and runs, and adds up the seconds of each stage."""
 
 import contextlib
 import time
@@ -14,7 +14,7 @@ _lock = fork_safe_lock()
 
 
 class Counted:
-    """Counts of a process, which only grow; a base of dataclasses of numbers."""
+    """Base of dataclasses of numbers: counters of a process, which only grow."""
 
     def add(self, **more: float) -> None:
         """Adds to counts, from any thread."""
@@ -29,7 +29,7 @@ class Counted:
 
 @dataclass
 class Counters(Counted):
-    """What a process compiled and ran.
+    """The counters of a process: compilations, calls in eager, comparisons.
 
     Attributes:
         compilations: Graphs that were compiled or loaded, each time for concrete sizes or for all
@@ -95,7 +95,7 @@ STAGES = (
 
 
 class StageClock:
-    """Adds up the seconds of stages; those inside of another one count for themselves alone.
+    """Adds up the seconds of stages; the time of a nested stage counts for that stage alone.
 
     Attributes:
         seconds: By name of the stage.
@@ -107,7 +107,7 @@ class StageClock:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What happens inside the block belongs to a stage."""
+        """Measures the time of the block as that of a stage."""
         start = time.perf_counter()
         self._inner.append(0.0)
         try:
@@ -127,7 +127,7 @@ _running: ContextVar[StageClock | None] = ContextVar("stage clock", default=None
 
 @contextlib.contextmanager
 def clocked(clock: StageClock) -> Iterator[StageClock]:
-    """Stages inside the block count for a clock, unless one runs already, which goes on."""
+    """Has a clock count the stages inside the block, unless another one runs already."""
     running = _running.get()
     if running is not None:
         yield running
@@ -141,7 +141,7 @@ def clocked(clock: StageClock) -> Iterator[StageClock]:
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """What happens inside the block belongs to a stage of the compilation that is under way.
+    """Measures the time of the block as that of a stage of the current compilation.
 
     Args:
         name: One of `STAGES`.
@@ -155,6 +155,6 @@ def stage(name: str) -> Iterator[None]:
 
 
 def in_words(seconds: dict[str, float]) -> str:
-    """Stages in order, with their seconds; those of less than five milliseconds are left out."""
+    """Returns stages in order with their seconds, without those of less than five milliseconds."""
     known = [name for name in STAGES if seconds.get(name, 0.0) >= 0.005]
     return ", ".join(f"{name} {seconds[name]:.2f}" for name in known)

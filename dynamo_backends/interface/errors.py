@@ -135,7 +135,7 @@ class ForkedProcessError(DynamoBackendsError):
 
 @contextlib.contextmanager
 def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> Iterator[None]:
-    """Inside: what fails otherwise than with an error of this package is a `CompileError`.
+    """Raises a `CompileError` for any other error inside the block.
 
     Args:
         said: What cannot be done, the beginning of its text.
@@ -151,7 +151,7 @@ def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> 
 
 @contextlib.contextmanager
 def as_model_error(said: str, file: str = "") -> Iterator[None]:
-    """Inside: what code of the user's raises is a `ModelError`, with the line.
+    """Raises a `ModelError`, with the line, for errors that the user's code raises in the block.
 
     Args:
         said: What cannot be done, the beginning of its text.
@@ -178,7 +178,7 @@ _STANDARD_LIBRARY = str(Path(contextlib.__file__).parent)
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
-    """The nearest of the known names, as a question after a sentence; empty if none is near."""
+    """Returns a question that names the nearest known name; empty if none is near."""
     near = difflib.get_close_matches(name, list(known), most)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 

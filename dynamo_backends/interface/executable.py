@@ -1,4 +1,4 @@
-"""What backends make: executables of graphs, and programs of training steps."""
+"""Defines what backends return: executables of graphs, and programs of training steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,7 +13,7 @@ Bound = Callable[[list["Tensor"]], list["Tensor"]]
 
 
 class Parts(Protocol):
-    """Where the parts of compiled blocks are kept (see `Executable.dump`)."""
+    """A store of the parts of compiled blocks (see `Executable.dump`)."""
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
         """Returns the parts stored under a key; None if there are none."""
@@ -55,35 +55,35 @@ class Executable(ABC):
         """
 
     def bind_live(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]] | None:
-        """As `bind`, for weights that keep changing: without preparing what takes long.
+        """Like `bind`, but for weights that keep changing: prepares nothing that takes long.
 
         `binding` decides on it. By default there is no such form (None), and `bind` is called.
         """
         return None
 
     def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
-        """Gives it the report of its graph, for what turns out only when it is called."""
+        """Sets the report of the graph, for what is known only when the executable is called."""
 
     def rest(self) -> None:  # noqa: B027 - has a default
-        """Gives back what memory it keeps between calls: something else is to take much, once.
+        """Frees memory that the executable keeps between calls, before something else needs much.
 
         Calls of other threads may be running.
         """
 
     def dump(self) -> dict[str, bytes] | None:
-        """What `SavesExecutables.load` needs in another process; None: it cannot be kept."""
+        """Returns what `SavesExecutables.load` needs in another process; None: cannot be saved."""
         return None
 
 
 class StepComparison(Protocol):
-    """Who takes the next step of several that compute the same, until the fastest is known."""
+    """Chooses which of several programs of a step runs next, until the fastest is known."""
 
     @property
     def turn(self) -> int | None:
-        """Which of the compiled ones takes the next step; None: eager does."""
+        """Returns the index of the program that runs the next step; None for eager."""
 
     def note(self, turn: int | None, seconds: float) -> None:
-        """Notes how long the step took of one whose turn it was."""
+        """Notes how long the last step took, and which program ran it."""
 
 
 class StepProgram(ABC):
@@ -122,8 +122,8 @@ class StepProgram(ABC):
         """
 
     def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
-        """Gets the report of its graph, to which a program that learns later may add."""
+        """Sets the report of the graph, to which a program that learns later may add."""
 
     def dump(self) -> dict[str, bytes] | None:
-        """Returns what must be kept on disk to load it in another process; None: cannot be."""
+        """Returns what has to be on disk to load it in another process; None if it cannot be."""
         return None

@@ -1,4 +1,4 @@
-"""Vendors' threads do not survive a fork: who calls them there would wait for ever."""
+"""Refuses the use of vendors' runtimes in forked children, where their threads are missing."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Keeps libraries quiet for a while: their loggers, and what compiled code writes to stderr."""
+"""Silences the loggers of libraries, and what compiled code writes to stderr."""
 
 import contextlib
 import logging
@@ -13,7 +13,7 @@ from dynamo_backends._torch_private.forks import fork_safe_rlock
 
 @contextlib.contextmanager
 def silenced(*names: str) -> Iterator[None]:
-    """Nothing below CRITICAL comes from these loggers and their children inside the block."""
+    """Suppresses messages below CRITICAL of these loggers and their children inside the block."""
     loggers = [logging.getLogger(name) for name in names]
     # Children without a level of their own have their parent's. Setting one takes a while: it makes
     # all loggers of the process forget what they are enabled for.
@@ -40,7 +40,7 @@ _STDERR = 2
 
 @contextlib.contextmanager
 def stderr_without(pattern: re.Pattern[bytes]) -> Iterator[None]:
-    """Lines that match do not reach the process's stderr; the others do so after the block.
+    """Drops matching lines from the process's stderr; the others are written after the block.
 
     For libraries whose compiled code writes warnings there and has no switch for it. One block
     runs at a time.

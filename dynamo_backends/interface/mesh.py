@@ -1,4 +1,4 @@
-"""Meshes of devices: the grid, where tensors are on it, and what became of a step there."""
+"""Describes meshes of devices, and how tensors and steps are spread over them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ Placement = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Mesh:
-    """Devices in a grid.
+    """A grid of devices with named dimensions.
 
     Attributes:
         names: Of its dimensions.
@@ -28,34 +28,34 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many devices it has."""
+        """Returns the number of devices."""
         return math.prod(self.sizes)
 
     @property
     def replicated(self) -> Placement:
-        """Of a tensor that every device has whole."""
+        """Returns the placement of a tensor that every device has whole."""
         return (None,) * len(self.sizes)
 
     def parts(self, placement: Placement, dim: int) -> int:
-        """In how many parts a dimension of a tensor is split."""
+        """Returns the number of parts into which a dimension of a tensor is split."""
         return math.prod(n for n, d in zip(self.sizes, placement, strict=True) if d == dim)
 
     def shard_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns what of a tensor one device has; each dimension that is split divides."""
+        """Returns the shape of one device's part; each dimension that is split divides evenly."""
         return tuple(n // self.parts(placement, d) for d, n in enumerate(shape))
 
     def whole_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
-        """Of a tensor of which one device has a part of a shape."""
+        """Returns the shape of a tensor of which one device has a part of the given shape."""
         return tuple(n * self.parts(placement, d) for d, n in enumerate(shape))
 
     def fits(self, placement: Placement, shape: Sequence[int]) -> bool:
-        """Returns whether a tensor has the dimensions that are split, and each divides."""
+        """Returns whether a tensor has the dimensions that are split, and each divides evenly."""
         dims = len(shape)
         named = all(d is None or -dims <= d < dims for d in placement)
         return named and not any(n % self.parts(placement, d) for d, n in enumerate(shape))
 
     def describe(self, placement: Placement) -> str:
-        """Such as "Shard(0) over data"; "Replicate" for a tensor that every device has whole."""
+        """Returns a placement in words, such as "Shard(0) over data" or "Replicate"."""
         over: dict[int, list[str]] = {}
         for name, dim in zip(self.names, placement, strict=True):
             if dim is not None:
@@ -64,13 +64,13 @@ class Mesh:
         return ", ".join(texts) or "Replicate"
 
     def __str__(self) -> str:
-        """Such as "data=4, model=2"."""
+        """Returns names and sizes, such as "data=4, model=2"."""
         return ", ".join(f"{n}={s}" for n, s in zip(self.names, self.sizes, strict=True))
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an input of a graph is on a mesh.
+    """The placement of a graph's input on a mesh.
 
     Attributes:
         name: As users write it.
@@ -83,7 +83,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """Where the inputs and outputs of a step's graph are on a mesh.
+    """The placements of the inputs and outputs of a step's graph on a mesh.
 
     Attributes:
         inputs: One per input.
@@ -98,7 +98,7 @@ class MeshLayout:
 
 @dataclass(frozen=True)
 class PlacedParameter:
-    """Where a parameter of a step is on a mesh.
+    """The placement of a step's parameter on a mesh.
 
     Attributes:
         name: As in the user's code: "model.fc.weight".
@@ -115,7 +115,7 @@ class PlacedParameter:
 
 @dataclass(frozen=True)
 class Collective:
-    """Operations of one kind by which the devices of a mesh talk to each other.
+    """The collectives of one kind in a program: their number and bytes.
 
     Attributes:
         kind: XLA's name, such as "all-reduce".
@@ -130,7 +130,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class MeshReport:
-    """A step as it is spread over a mesh.
+    """The report of a step that is spread over a mesh.
 
     Attributes:
         mesh: Names and sizes of its dimensions, such as "data=4, model=2".
@@ -167,7 +167,7 @@ class MeshReport:
 
 
 def size_text(count: int) -> str:
-    """Returns a number of bytes for people: "512 B", "1.5 KiB"."""
+    """Returns a number of bytes in words: "512 B", "1.5 KiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -1,4 +1,4 @@
-"""The names by which users call operators: "aten.softmax.int", "aten.softmax" or "softmax".
+"""Parses the names by which users call operators: "aten.softmax.int" or "softmax".
 
 A composite operator such as `aten.softmax` never reaches a functional graph: torch replaces it by
 others (`aten._softmax`) while tracing. Its calls are then recognised by the function that the user
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 def check_names(names: Sequence[str], option: str, backend: str) -> None:
-    """Checks that each name is one of an operator.
+    """Raises an error for a name that is not one of an operator.
 
     Args:
         names: As the user wrote them.
@@ -41,7 +41,7 @@ def check_names(names: Sequence[str], option: str, backend: str) -> None:
 
 
 def is_named(node: fx.Node, names: Collection[str]) -> bool:
-    """Whether a call in a functional graph is one of the named operators, or stems from one."""
+    """Returns whether a call is one of the named operators, or was decomposed from one."""
     return bool(names) and not _names(node).isdisjoint(_expanded(tuple(names)))
 
 

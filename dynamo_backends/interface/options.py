@@ -1,4 +1,4 @@
-"""The options of backends: typed, documented and checked."""
+"""Defines the options of all backends: typed, documented and checked."""
 
 import dataclasses
 import math
@@ -71,12 +71,12 @@ class Options:
     LIMITS: ClassVar[Limits] = {"min_block_size": (1, None), "max_executables": (1, None)}
 
     def __post_init__(self) -> None:
-        """Takes the values of former versions."""
+        """Translates values of former versions."""
         if isinstance(self.verify, bool):
             object.__setattr__(self, "verify", "first" if self.verify else "off")
 
     def refuse_beside(self, who: str) -> None:
-        """Refuses to compile beside the calls.
+        """Raises an error if graphs are to be compiled in the background.
 
         Args:
             who: Cannot, for the text of the error.
@@ -92,29 +92,29 @@ class Options:
 
     @property
     def is_beside(self) -> bool:
-        """Whether graphs are compiled beside the calls."""
+        """Returns whether graphs are compiled in the background, while calls run in eager."""
         return self.while_compiling == "eager"
 
     @property
     def is_reduced(self) -> bool:
-        """Whether results may be less precise than their dtypes, because the user asked for it."""
+        """Returns whether the user allowed results that are less precise than their dtypes."""
         return getattr(self, "precision", "float32") not in ("float32", "fp32")
 
     @property
     def is_proven_whole(self) -> bool:
-        """Whether captured graphs are compared with eager as wholes, so that blocks are not."""
+        """Returns whether captured graphs, not their blocks, are compared with eager."""
         return False
 
     @property
     def numbers_with_tensors(self) -> bool:
-        """Whether a step needs its numbers on the device of its tensors, not on the host.
+        """Returns whether a step's numbers are on its tensors' device, not on the host.
 
         They are given anew each time: learning rates, floats among its arguments.
         """
         return False
 
     def refuse_uncaptured(self, who: str) -> None:
-        """Refuses graphs that Dynamo does not capture for calls, if these options need that.
+        """Raises an error for graphs that Dynamo did not capture, if the options need its captures.
 
         Args:
             who: Compiles such ones (steps, packages), for the text of the error.
@@ -124,7 +124,7 @@ class Options:
         """
 
     def check(self, graph: "Graph", backend: str) -> None:
-        """Checks that a captured graph can be compiled as these options ask.
+        """Raises an error if a captured graph cannot be compiled with these options.
 
         Args:
             graph: The graph.
@@ -135,7 +135,7 @@ class Options:
         """
 
     def wrapped(self, executable: "Executable", graph: "Graph", backend: str) -> "Executable":
-        """What runs in place of an executable, if these options ask for something around it.
+        """Returns the executable, wrapped if these options need something around it.
 
         Args:
             executable: Compiled from the graph.
@@ -146,7 +146,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
-        """Options from the dict that a user passes to `torch.compile(options=...)`.
+        """Returns options from the dict that is passed to `torch.compile(options=...)`.
 
         Args:
             given: Option names and values.
@@ -178,7 +178,7 @@ class Options:
         return options
 
     def validate(self, backend: str) -> None:
-        """Checks limits and combinations.
+        """Raises an error for values beyond limits and for invalid combinations.
 
         Raises:
             OptionError: A value is out of range.

@@ -1,4 +1,4 @@
-"""Which packages are installed, and which versions of them, found without importing any."""
+"""Looks up which packages are installed, and their versions, without importing them."""
 
 import functools
 import importlib.util

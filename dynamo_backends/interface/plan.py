@@ -1,4 +1,4 @@
-"""Plans: what becomes of every call of a graph, decided once before anything is compiled."""
+"""Defines plans: the decision for each call of a graph before anything is compiled."""
 
 import logging
 import operator
@@ -21,7 +21,7 @@ NOT_ATEN = "it is not an ATen operator"
 
 @dataclass(frozen=True)
 class Support:
-    """Whether a backend takes one ATen call; a "no" carries its reason.
+    """The answer to whether a backend takes one ATen call; a "no" has its reason.
 
     Attributes:
         yes: It does.
@@ -34,7 +34,7 @@ class Support:
     decomposed: bool = False
 
     def __bool__(self) -> bool:
-        """True when the call is supported."""
+        """Returns whether the call is supported."""
         return self.yes
 
 
@@ -43,7 +43,7 @@ SUPPORTED = Support(True)
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of the calls of a graph; those that it does not name are taken as they are.
+    """The decision for each call of a graph: eager, decomposed, or (if not named) native.
 
     What picks one of several results of a call goes with the call.
 
@@ -57,7 +57,7 @@ class Plan:
 
 
 def plan_each(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) -> Plan:
-    """A plan made of answers about single calls; where asking fails, the call is left to eager.
+    """Makes a plan from answers about single calls; a call for which asking fails runs in eager.
 
     Args:
         graph: The graph.

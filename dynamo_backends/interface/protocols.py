@@ -1,4 +1,4 @@
-"""What a backend may do besides compiling graphs; found by `isinstance`.
+"""Defines what a backend may do besides compiling graphs, as protocols for `isinstance`.
 
 A backend has one of these by having its methods. Most backends have `SavesExecutables` alone.
 """
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SavesExecutables(Protocol):
-    """Its executables can be stored in the disk cache and in packages."""
+    """A backend whose executables can be stored in the disk cache and in packages."""
 
     def cache_key(self, options: Any) -> str | None:
-        """Versions and processor features that compiled code depends on; None: never cached."""
+        """Returns versions and features that compiled code depends on; None: it is not cached."""
 
     def load(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> Executable:
         """Recreates an executable from `Executable.dump`.
@@ -39,7 +39,7 @@ class SavesExecutables(Protocol):
 
 @runtime_checkable
 class CompilesSteps(Protocol):
-    """It compiles whole training steps in a way of its own (see `compile_step`).
+    """A backend that compiles whole training steps in its own way (see `compile_step`).
 
     For other backends what a step updates is computed by an executable (see `Backend.compile`) and
     copied to where it belongs.
@@ -59,7 +59,7 @@ class CompilesSteps(Protocol):
 
 @runtime_checkable
 class SavesSteps(Protocol):
-    """Its compiled training steps can be stored."""
+    """A backend whose compiled training steps can be stored."""
 
     def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> StepProgram:
         """Recreates a compiled step from `StepProgram.dump`.
@@ -74,10 +74,10 @@ class MeshTarget(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which tensors know that they live there."""
+        """Returns the name that tensors on the mesh have as their device."""
 
     def place(self, tensor: "Tensor", placement: Placement) -> None:
-        """Moves a tensor there, which stays the same object; nothing if it is there.
+        """Moves a tensor to the mesh in place; does nothing if it is there.
 
         Raises:
             DeviceError: torch cannot exchange it.
@@ -94,10 +94,10 @@ class MeshTarget(Protocol):
 
 @runtime_checkable
 class SpansMesh(Protocol):
-    """Its programs run on several devices."""
+    """A backend whose programs run on several devices."""
 
     def on_mesh(self, options: Any, mesh: Mesh) -> MeshTarget:
-        """Devices on which whole training steps can be spread (see `compile_step`).
+        """Returns the devices over which a training step can be spread (see `compile_step`).
 
         Args:
             options: An instance of `Backend.Options`.
@@ -111,7 +111,7 @@ class SpansMesh(Protocol):
     def placements(
         self, graph: "Graph", names: Sequence[str], options: Any
     ) -> Sequence[Placed | None]:
-        """Where the inputs of a graph are on the mesh that the options name; empty: there is none.
+        """Returns the placements of a graph's inputs on the options' mesh; empty without a mesh.
 
         Args:
             graph: In normal form, perhaps with symbolic shapes.
@@ -123,7 +123,7 @@ class SpansMesh(Protocol):
         """
 
     def single_process_options(self, options: Any) -> Any:
-        """Returns the options for what this process compiles or runs without the others of its job.
+        """Returns options for what this process runs without the others of its job.
 
         Args:
             options: An instance of `Backend.Options`.
@@ -132,7 +132,7 @@ class SpansMesh(Protocol):
 
 @runtime_checkable
 class OwnsDevice(Protocol):
-    """Tensors may live on devices of its own, which torch does not know."""
+    """A backend with devices of its own, which torch does not know."""
 
     def options_for_device(self, options: Any, device: str) -> Any:
         """Returns the options for a graph some of whose inputs live on such a device.
@@ -145,7 +145,7 @@ class OwnsDevice(Protocol):
         """
 
     def resident_device(self, options: Any) -> str | None:
-        """Returns the device on which results stay; None: they are ordinary tensors of torch's."""
+        """Returns the device on which results stay; None: they are ordinary tensors."""
 
 
 NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
@@ -154,7 +154,7 @@ NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True)
 class Buckets:
-    """How a backend that pads inputs rounds up sizes.
+    """The rule by which a backend rounds sizes up when it pads inputs.
 
     Attributes:
         growth: Each bound is about so many times the one before it; 1: there are those of `named`
@@ -171,10 +171,10 @@ class Buckets:
 
 @runtime_checkable
 class PadsShapes(Protocol):
-    """Its executables take inputs that are smaller than they were compiled for."""
+    """A backend whose executables take inputs smaller than those they were compiled for."""
 
     def buckets(self, options: Any) -> Buckets | None:
-        """Returns how sizes are rounded up where `compile` takes graphs whose sizes are bounds.
+        """Returns the rule for rounding up where `compile` takes graphs whose sizes are bounds.
 
         Such a graph's sizes know where they come from (see `graph.sizes`). Its executable takes
         inputs of all sizes up to the bounds, or `compile` raises `NotPaddedError`.
@@ -189,10 +189,10 @@ class PadsShapes(Protocol):
 
 @runtime_checkable
 class UpdatesInputs(Protocol):
-    """Its executables can write over their inputs."""
+    """A backend whose executables can write over their inputs."""
 
     def donates(self, graph: "Graph", options: Any) -> bool:
-        """Whether `compile` uses `Input.updated_by`: new contents are written over the old ones.
+        """Returns whether `compile` uses `Input.updated_by` to write new contents over old ones.
 
         A bound function returns the input itself then, in the place of its new contents. For other
         backends the pipeline copies results to inputs, or the rows that change.
@@ -205,7 +205,7 @@ class UpdatesInputs(Protocol):
 
 @runtime_checkable
 class CompilesCapturedGraphs(Protocol):
-    """It takes graphs as Dynamo captured them, without the pipeline."""
+    """A backend that takes graphs as Dynamo captured them, without the pipeline."""
 
     def compile_captured_graph(
         self, captured: "fx.GraphModule", example_inputs: Sequence[Any], options: Any, number: int
@@ -222,10 +222,10 @@ class CompilesCapturedGraphs(Protocol):
 
 @runtime_checkable
 class Prefetches(Protocol):
-    """Part of what compiling takes can begin while a graph is traced."""
+    """A backend that can begin a part of its work while a graph is traced."""
 
     def prefetch(self, inputs: Sequence[Any], options: Any) -> None:
-        """Begins it.
+        """Begins slow initialization while the graph is traced.
 
         Args:
             inputs: Of the captured graph, real tensors; weights among them.

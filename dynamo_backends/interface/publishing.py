@@ -1,4 +1,4 @@
-"""Hands reports to whoever records, and to torch's structured logs, which tlparse shows.
+"""Passes reports to recorders and to torch's structured logs, which tlparse shows.
 
 | document | when |
 |---|---|
@@ -26,7 +26,7 @@ NO_OPERATORS = "There is no operator on tensors to compile."
 
 
 def publish(report: GraphReport) -> None:
-    """Tells of a graph that is ready; what fails there is nobody's concern."""
+    """Publishes the report of a graph; errors of recorders and logs are logged, not raised."""
     with done_without(report, "publishing a report"):
         reporting.publish(report)
     trace(report, "graph")
@@ -47,7 +47,7 @@ def publish_uncaptured(report: GraphReport, name: str, cause: str) -> None:
 
 
 def uncaptured_error(backend: str, name: str, cause: str) -> FallbackRefusedError:
-    """What `fallback="error"` raises where nothing was compiled (see `publish_uncaptured`)."""
+    """Returns the error of `fallback="error"` for a call that compiled nothing."""
     return FallbackRefusedError(
         f"{backend}: nothing of {name} was compiled. {cause} "
         'With fallback="eager" all of it would run in eager.'
@@ -55,7 +55,7 @@ def uncaptured_error(backend: str, name: str, cause: str) -> FallbackRefusedErro
 
 
 def trace(report: GraphReport, document: Literal["graph", "sizes", "autotune"]) -> None:
-    """Adds a document to torch's structured logs, if anybody keeps them.
+    """Adds a document to torch's structured logs, if they are on.
 
     Args:
         report: What is told of.

@@ -1,4 +1,4 @@
-"""What is compared with compiled code is computed by torch, on the host."""
+"""Runs eager's reference computations, with which compiled code is compared, on the host."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _thread = _Thread()
 
 @contextmanager
 def computing_reference() -> Iterator[None]:
-    """Inside, operators on tensors that live on a device run on the host."""
+    """Runs operators on tensors of other devices on the host inside the block."""
     _thread.depth += 1
     try:
         yield
@@ -23,5 +23,5 @@ def computing_reference() -> Iterator[None]:
 
 
 def is_reference() -> bool:
-    """Returns whether the calling thread computes what compiled code is compared with."""
+    """Returns whether the calling thread computes a reference."""
     return _thread.depth > 0

@@ -1,4 +1,4 @@
-"""Backends by name, loaded when asked for; whether they can run here; names of former versions."""
+"""Looks up backends by name and loads them on first use; translates former names."""
 
 import functools
 import importlib
@@ -48,7 +48,7 @@ _lock = fork_safe_lock()
 
 
 def list_backends() -> list[str]:
-    """Names of this package's backends and of those registered with `register_backend`."""
+    """Returns the names of this package's and of registered backends."""
     return sorted({*_OURS, *_registered})
 
 
@@ -58,12 +58,12 @@ def is_backend(name: str) -> bool:
 
 
 def is_found_elsewhere(backend: Backend) -> bool:
-    """Whether other processes find this very backend by its name: it is one of this package's."""
+    """Returns whether other processes find this backend by its name."""
     return backend.name in _OURS and get_backend(backend.name) is backend
 
 
 def third_party_backends() -> list[str]:
-    """Names of other packages' backends for `torch.compile`, from their entry points."""
+    """Returns the names of other packages' backends, from their entry points."""
     points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     return sorted(
         p.name for p in points if p.name not in _OURS and not p.value.startswith("dynamo_backends.")
@@ -71,7 +71,7 @@ def third_party_backends() -> list[str]:
 
 
 def third_party_version(name: str) -> tuple[str, str] | None:
-    """The package that brings another's backend, and its version; None for other backends."""
+    """Returns package and version of another package's backend; None for other backends."""
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         if name in third_party_backends() and point.dist is not None:
             return point.dist.name, point.dist.version
@@ -79,7 +79,7 @@ def third_party_version(name: str) -> tuple[str, str] | None:
 
 
 def register_backend(name: str, factory: Callable[[], Backend]) -> None:
-    """Makes a backend known under a name, for `get_backend` and `compiler`.
+    """Registers a backend under a name, for `get_backend` and `compiler`.
 
     Args:
         name: What users will write. Packages that want `torch.compile(backend=name)` to work
@@ -123,7 +123,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def load(path: str) -> Any:
-    """Returns the object at "module:attribute", whose module is imported if it is not yet."""
+    """Imports a module if necessary and returns the object at "module:attribute"."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -132,7 +132,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 def availability_of(backend: Backend) -> Availability:
-    """Returns whether a backend can run here; one that fails to tell cannot."""
+    """Returns whether a backend can run here; False if its own check raises an error."""
     try:
         return backend.availability()
     except Exception as error:
@@ -155,7 +155,7 @@ Owner = Literal["here", "torch", "nobody"]
 
 @dataclass(frozen=True)
 class OldName:
-    """A name and what became of it.
+    """A former name of a backend, its replacement, and the reason.
 
     Attributes:
         name: What users write.
@@ -237,7 +237,7 @@ OLD_BY_NAME = {old.name: old for old in OLD_NAMES}
 
 
 def resolve(name: str) -> str | None:
-    """The backend of this package that stands for an old name; None if the name is not an old one.
+    """Returns the backend that replaces an old name; None if the name is not an old one.
 
     Raises:
         UnknownBackendError: No backend of this package does; the message says what became of it.
@@ -252,7 +252,7 @@ def resolve(name: str) -> str | None:
 
 
 def explain(old: OldName) -> str:
-    """Returns what became of a name, as a message for somebody who has asked for it."""
+    """Returns a message that says what replaced a name."""
     if old.owner == "nobody":
         return f"there is no backend {old.name!r} any more: {old.why}."
     if old.owner == "torch":
@@ -262,6 +262,6 @@ def explain(old: OldName) -> str:
 
 @functools.cache
 def announce(old: OldName) -> None:
-    """Says once what an old name is today, if it is another one."""
+    """Logs once what replaced an old name."""
     if old.name != old.target:
         log.warning("%s", explain(old))

@@ -1,4 +1,4 @@
-"""What became of every captured graph: counted, explained, and handed to whoever records it."""
+"""Defines the reports of captured graphs, and passes them to recorders."""
 
 import contextlib
 import logging
@@ -98,7 +98,7 @@ class Compilation:
 
 @dataclass
 class Served:
-    """What served calls of a graph with symbols, and how many.
+    """The number of calls of a graph with symbols that one program, or eager, served.
 
     Attributes:
         by: "ranged": a program for all sizes that the symbols allow; "padded": one for sizes up to
@@ -155,17 +155,17 @@ class CandidateReport:
 
     @property
     def chosen(self) -> bool:
-        """Whether it runs the graph."""
+        """Returns whether this candidate runs the graph."""
         return not self.reason
 
     @property
     def is_faster(self) -> bool:
-        """Whether it was right and, beyond doubt, faster than eager."""
+        """Returns whether it was right and significantly faster than eager."""
         return self.speedup is not None and self.speedup[1] > 1
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "CandidateReport":
-        """Returns the reverse of `plain`.
+        """Returns a report from the dict that `plain` makes of it.
 
         Raises:
             ValueError: It is not the dict of a candidate.
@@ -184,7 +184,7 @@ class CandidateReport:
 
 @dataclass(frozen=True)
 class EagerEvent:
-    """Compiled code was replaced by eager when it was called.
+    """An event at run time: compiled code was replaced by eager.
 
     Attributes:
         kind: "failed": it raised; "wrong": its results differ from eager's.
@@ -205,7 +205,7 @@ _OF_A_PROGRAM = (
 
 @dataclass
 class GraphReport:
-    """What became of one captured graph.
+    """The report of one captured graph: what runs where and why, compilations, fallbacks.
 
     Attributes:
         backend: Name of the backend.
@@ -307,29 +307,29 @@ class GraphReport:
     executable: Any = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything except the executable, in types that JSON has."""
+        """Returns everything except the executable in types that JSON has."""
         names = [f.name for f in fields(self) if f.name != "executable"]
         values = {name: plain(getattr(self, name)) for name in (*names, "runtime_fallbacks")}
         return {**values, "served": plain(self.traffic())}
 
     def traffic(self) -> tuple[Served, ...]:
-        """What has served the calls of a graph with symbols until now; empty for other graphs."""
+        """Returns which programs served how many calls of a graph with symbols; else empty."""
         served: tuple[Served, ...] = getattr(self.executable, "served", self.served)
         return served
 
     def describe_as(self, other: "GraphReport") -> None:
-        """Says of the graph what is said of another one, whose program runs it."""
+        """Copies the description of another report, whose program runs this graph."""
         for name in _OF_A_PROGRAM:
             setattr(self, name, getattr(other, name))
 
     @property
     def runtime_fallbacks(self) -> list[str]:
-        """The reasons of `events`."""
+        """Returns the texts of `events`."""
         return [event.reason for event in self.events]
 
     @property
     def title(self) -> str:
-        """Which graph it is, in words."""
+        """Returns kind and capture of the graph in words."""
         return f"the {self.kind} graph" + (f" of capture {self.capture}" if self.capture else "")
 
     def note_comparison(self, seconds: float, unverified: str) -> None:
@@ -348,7 +348,7 @@ class GraphReport:
             self.unverified.append(unverified)
 
     def note_compilation(self, made: Compilation) -> None:
-        """Notes, counts and says that the graph was compiled.
+        """Notes, counts and logs a compilation of the graph.
 
         Args:
             made: What came of it.
@@ -368,7 +368,7 @@ class GraphReport:
         )  # fmt: skip
 
     def note_failure(self, text: str) -> None:
-        """Notes, and says unless the graph is compiled on trial, what failed and is done without.
+        """Notes a failure that is handled, and logs it unless the graph is compiled on trial.
 
         Args:
             text: What, and why.
@@ -378,7 +378,7 @@ class GraphReport:
             log.warning("%s: %s", self.backend, text)
 
     def log_fallbacks(self) -> None:
-        """Says, in a line each, if the graph was reverted or anything fell back.
+        """Logs, in a line each, that the graph was reverted or what fell back.
 
         Nothing is said of graphs that are compiled on trial (see `apart`).
         """
@@ -402,7 +402,7 @@ class GraphReport:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, mappings and sequences as dicts and lists, as JSON has them."""
+    """Returns dataclasses, mappings and sequences as dicts and lists, as JSON has them."""
     if isinstance(value, GraphReport):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
@@ -447,13 +447,13 @@ _thread = _Thread()
 
 
 def is_apart() -> bool:
-    """Returns whether this thread compiles, or runs, on trial (see `apart`)."""
+    """Returns whether this thread compiles or runs on trial (see `apart`)."""
     return _thread.apart is not None
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[list[GraphReport]]:
-    """Collects the reports of this thread, and keeps them from every `record()`.
+    """Collects the reports of this thread, and hides them from every `record()`.
 
     For graphs that are compiled on trial.
     """
@@ -465,7 +465,7 @@ def apart() -> Iterator[list[GraphReport]]:
 
 
 def publish(report: GraphReport) -> None:
-    """Hands a report to every active `record()`."""
+    """Passes a report to every active `record()`."""
     if _thread.apart is not None:
         _thread.apart.append(report)
         return

@@ -1,4 +1,4 @@
-"""What the calling thread allows: `run()` compiles nothing, `disable()` runs nothing compiled."""
+"""Tells what the calling thread allows: `run()` compiles nothing, `disable()` runs in eager."""
 
 import threading
 
@@ -13,7 +13,7 @@ thread = _Thread()
 
 
 def stance() -> str | None:
-    """Dynamo's name of what this thread asks for; None: nothing special."""
+    """Returns Dynamo's name for the thread's stance; None for the default."""
     if thread.disabled:
         return "force_eager"
     return "eager_on_recompile" if thread.quiescent else None

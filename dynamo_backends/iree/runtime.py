@@ -110,7 +110,7 @@ class IreeExecutable(Executable):
 
 
 def range_of(tensor: Tensor) -> tuple[int, int]:
-    """Where a tensor's memory begins and ends."""
+    """Returns where a tensor's memory begins and ends."""
     start = tensor.data_ptr()
     return start, start + tensor.nbytes
 

@@ -314,7 +314,7 @@ def _is_possible(found: Convolution) -> bool:
 
 
 def _source(found: Convolution) -> fx.Node:
-    """What is read: an image without groups before its cast."""
+    """Returns what is read: an image without groups before its cast."""
     return unreduced(found.image) if found.groups == 1 else found.image
 
 
@@ -354,7 +354,7 @@ def _is_faster(found: Convolution) -> bool:
 
 
 def _chain(found: Convolution) -> tuple[list[fx.Node], bool, list[int]]:
-    """What is computed by one call; whether there is a relu in it, and its max pool."""
+    """Returns what is computed by one call; whether there is a relu in it, and its max pool."""
     chain, relu = with_relu(found.node)
     after = list(islice(followers(chain[-1]), 2))
     if found.groups > 1 or [n.target for n in after] != [_POOL, operator.getitem]:

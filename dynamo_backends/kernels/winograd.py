@@ -77,7 +77,7 @@ def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def _function(filtering: str, kind: str, number: str) -> str:
-    """What is called for one filtering and one type, in C++."""
+    """Returns what is called for one filtering and one type, in C++."""
     return f"""
 extern "C" void convolve_{filtering}_{kind}(const {number}* input, const float* u,
         const float* bias, const {number}* residual, {number}* output, float* workspace,
@@ -380,7 +380,7 @@ def _replace(found: Convolution, filtering: str) -> None:
 
 
 def _added(follower: fx.Node, value: fx.Node) -> fx.Node | None:
-    """What is added to a value by a call, if it is a tensor of the same kind."""
+    """Returns what is added to a value by a call, if it is a tensor of the same kind."""
     if follower.target is not aten.add.Tensor or follower.kwargs:
         return None
     others = [n for n in follower.args if n is not value]

@@ -59,7 +59,7 @@ class Value:
 
     @property
     def is_floating_point(self) -> bool:
-        """Whether its type is one of floating-point numbers."""
+        """Returns whether its type is one of floating-point numbers."""
         return self.dtype.is_floating_point
 
     def dims(self, dim: "int | Sequence[int] | None" = None) -> tuple[int, ...]:

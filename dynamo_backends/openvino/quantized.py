@@ -56,7 +56,7 @@ class _Float(OpenVinoExecutable):
     def run_quantized(
         self, weights: Sequence[Tensor], seen: Activations, precision: str, in_float: float
     ) -> Bound:
-        """What runs the model in int8.
+        """Returns what runs the model in int8.
 
         Args:
             weights: Of the block.
@@ -114,7 +114,7 @@ def quantized(
 
 
 def _integers(model: Model) -> int:
-    """How many constants of 8 bits a model has."""
+    """Returns how many constants of 8 bits a model has."""
     constants = [op for op in model.get_ordered_ops() if op.get_type_name() == "Constant"]
     return sum(op.get_element_type() in (Type.i8, Type.u8) for op in constants)
 

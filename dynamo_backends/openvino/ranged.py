@@ -121,6 +121,6 @@ def _writer(tensor: Tensor) -> Callable[[int], None]:
 
 
 def keeps_elements(node: fx.Node) -> bool:
-    """Whether the result of a call has elements if its inputs have."""
+    """Returns whether the result of a call has elements if its inputs have."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags or node.target in (aten.view.default, aten.reshape.default)

@@ -272,7 +272,7 @@ def _has_device(kind: str) -> bool:
 
 
 def _why_no_cuda() -> tuple[str, str]:
-    """What stands in the way of CUDA, and what fixes it."""
+    """Returns what stands in the way of CUDA, and what fixes it."""
     from dynamo_backends.ort.session import available_providers
 
     if _PROVIDER["cuda"] not in available_providers():

@@ -106,5 +106,5 @@ def ordered(index: int) -> Iterator[None]:
 
 
 def search_algorithms() -> bool:
-    """Whether torch tries all algorithms for a convolution."""
+    """Returns whether torch tries all algorithms for a convolution."""
     return bool(torch.backends.cudnn.benchmark)

@@ -65,7 +65,7 @@ class _Float(OrtExecutable):
     """The block in float32: what is quantized, and how models are run."""
 
     def run_model(self, model: bytes) -> Bound:
-        """What runs another model of the same inputs and outputs, which has its weights."""
+        """Returns what runs another model of the same inputs and outputs, which has its weights."""
         return self._run(self._session(model, {}))
 
     def with_weights(self, weights: Sequence[Tensor]) -> onnx.ModelProto:

@@ -236,7 +236,7 @@ def new_binding(session: Any, device: Any, live: Sequence[tuple[str, Tensor]]) -
 
 
 def where_to_put(settings: SessionSettings) -> torch.device | None:
-    """Where torch makes the results; None: in the memory of the CPU."""
+    """Returns where torch makes the results; None: in the memory of the CPU."""
     return torch.device(*settings.device) if settings.device[0] != "cpu" else None
 
 

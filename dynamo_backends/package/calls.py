@@ -58,7 +58,7 @@ def run_of(text: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def checks_to_dict(checks: PositionChecks | None) -> dict[str, Any] | None:
-    """What is checked of a call; None: it has something that has no form here."""
+    """Returns what is checked of a call; None: it has something that has no form here."""
     if checks is None or checks.before is None:
         return {"flag": None if checks is None else checks.flag, "before": None}
     before = checks.before

@@ -27,7 +27,7 @@ class Layout:
 
     @property
     def symbols(self) -> set[Any]:
-        """What the strides depend on."""
+        """Returns what the strides depend on."""
         return {s for x in self._strides if not isinstance(x, int) for s in x.free_symbols}
 
     def __call__(self, value: Tensor, sizes: Mapping[sympy.Expr, Any]) -> Tensor:

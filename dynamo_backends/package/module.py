@@ -155,7 +155,7 @@ class PackagedModule(nn.Module):
 
     @property
     def calls(self) -> str:
-        """How it is called: "x: float32[s0, 8], mask=None"."""
+        """Returns how it is called: "x: float32[s0, 8], mask=None"."""
         return str(self._arguments)
 
     def extra_repr(self) -> str:

@@ -86,7 +86,7 @@ def numbered(spec: Any, what: str) -> dict[str, Any]:
 
 
 def matched(node: Node, value: Any, where: str) -> Iterator[Found]:
-    """What a value has at the places of a node.
+    """Returns what a value has at the places of a node.
 
     Args:
         node: From `encoded`.

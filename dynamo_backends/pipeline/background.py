@@ -108,7 +108,7 @@ class _Worker(QueueThread[_Job]):
 
     @property
     def goes_second(self) -> bool:
-        """Whether there is work, here or elsewhere, that calls of this thread go before."""
+        """Returns whether there is work, here or elsewhere, that calls of this thread go before."""
         return bool(self.marks or turns.are_taken) and not self.is_here
 
     def wait(self, timeout: float | None) -> bool:

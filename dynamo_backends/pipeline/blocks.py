@@ -447,7 +447,7 @@ class Registers:
         return self._sizes.setdefault(size.expression, (len(self), size))[0]
 
     def sizes_computed(self, places: Sequence[fx.Node]) -> Iterator[Instruction]:
-        """What computes the sizes, if any, at the start of a program.
+        """Returns what computes the sizes, if any, at the start of a program.
 
         Args:
             places: The graph's inputs.

@@ -195,7 +195,7 @@ class CompiledGraph:
 
     @property
     def compiles_beside(self) -> bool:
-        """Whether anything of it may be compiled while it is called."""
+        """Returns whether anything of it may be compiled while it is called."""
         return self._options.is_beside or self._padded is not None
 
     @property

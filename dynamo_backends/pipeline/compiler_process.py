@@ -88,7 +88,7 @@ class CompilerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether there is one."""
+        """Returns whether there is one."""
         return self._process.running
 
     def end(self) -> None:

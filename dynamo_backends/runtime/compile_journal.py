@@ -50,7 +50,7 @@ class CompileJournal:
 
     @property
     def outcome(self) -> Outcome:
-        """What earlier processes have left."""
+        """Returns what earlier processes have left."""
         parts = _cache().get(self._key)
         if parts is None:
             return Outcome.UNKNOWN

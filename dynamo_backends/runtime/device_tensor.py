@@ -216,7 +216,7 @@ class DeviceTensor(Tensor):
         return self._handle.data_ptr()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What is saved is an ordinary tensor, which can be loaded anywhere."""
+        """Returns what is saved is an ordinary tensor, which can be loaded anywhere."""
         plain = self.host().detach()
         if private.is_parameter(self):
             plain = torch.nn.Parameter(plain, requires_grad=self.requires_grad)
@@ -235,7 +235,7 @@ class DeviceTensor(Tensor):
         return chunks(self._handle)
 
     def __get_tensor_shard__(self, _: Any) -> Tensor:
-        """What was announced last: this process's part, or all."""
+        """Returns what was announced last: this process's part, or all."""
         found = part_of(self._handle) if self._is_in_parts else None
         return self if found is None else found[1]
 

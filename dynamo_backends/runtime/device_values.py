@@ -151,7 +151,7 @@ class DeviceValue:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether others than torch may write to the memory on the host."""
+        """Returns whether others than torch may write to the memory on the host."""
         return self._aliases > 0
 
     def expose(self, tensor: Tensor) -> None:

@@ -62,7 +62,7 @@ def compile_foreign(
 
 
 def refusal(kind: str, entrance: str) -> DeviceError:
-    """What is said of a device that nobody compiles for.
+    """Returns what is said of a device that nobody compiles for.
 
     Args:
         kind: The type of the device.

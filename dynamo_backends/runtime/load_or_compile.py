@@ -42,7 +42,7 @@ def load_or_compile(
     keep: Callable[[T], bool] = lambda made: True,
     dump: Callable[[T], Mapping[str, bytes] | None] = lambda made: made.dump(),
 ) -> T:
-    """What was compiled before, from disk if it is there.
+    """Returns what was compiled before, from disk if it is there.
 
     Args:
         backend: What compiles it.
@@ -82,7 +82,7 @@ def _key(backend: Backend, options: Options, mark: str) -> str | None:
 
 
 def _loaded(cache: Parts, key: str, load: Callable[[Mapping[str, bytes]], T]) -> T | None:
-    """What is under a key, if it is there; an entry that cannot be used is dropped."""
+    """Returns what is under a key, if it is there; an entry that cannot be used is dropped."""
     parts = cache.get(key)
     if parts is None:
         return None

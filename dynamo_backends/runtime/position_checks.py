@@ -46,7 +46,7 @@ class OutsideInputs:
         return False
 
     def _is_known(self, i: int, tensor: Tensor) -> bool:
-        """Whether a weight has been checked as it is now; notes that it is."""
+        """Returns whether a weight has been checked as it is now; notes that it is."""
         if tensor.is_inference():  # has no version
             return False
         version = tensor._version

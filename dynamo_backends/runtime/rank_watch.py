@@ -175,7 +175,7 @@ class RankWatch:
 
     @property
     def waits_in_vain(self) -> bool:
-        """Whether steps cannot go on, and a call has not come back."""
+        """Returns whether steps cannot go on, and a call has not come back."""
         return self._failed is not None and self._call is not None and not self._call.done()
 
     def listen(self) -> None:

@@ -173,7 +173,7 @@ class Verdicts:
 
     @property
     def known(self) -> Mapping[str, Verdict]:
-        """What was asked about in this process and found by trials, or on disk."""
+        """Returns what was asked about in this process and found by trials, or on disk."""
         return dict(self._known)
 
     def here(self) -> HoldsFor:

@@ -96,7 +96,7 @@ class FrozenExecutable(PreparedExecutable):
         return self._fused(self._function)
 
     def finish(self, module: Any) -> Run:
-        """What becomes of the frozen module."""
+        """Returns what becomes of the frozen module."""
         return module
 
     def _frozen(self, weights: Sequence[Tensor]) -> Any:

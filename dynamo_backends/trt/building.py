@@ -55,7 +55,7 @@ class Range:
 
     @property
     def is_static(self) -> bool:
-        """Whether there is only one shape."""
+        """Returns whether there is only one shape."""
         return self.least == self.most
 
 

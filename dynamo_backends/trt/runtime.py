@@ -111,7 +111,7 @@ class TensorRTExecutable(Executable):
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it reads weights in torch's memory."""
+        """Returns whether it reads weights in torch's memory."""
         return bool(self._shared)
 
     def described_inputs(self) -> list[tuple[str, Tensor]]:

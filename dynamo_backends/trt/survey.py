@@ -126,7 +126,7 @@ class Surveys:
         self._known: LRU[str, tuple[dict[int, str], set[int]]] = LRU(_REMEMBERED)
 
     def __call__(self, graph: Graph, settings: Settings) -> Plan:
-        """What becomes of the calls of a graph with static shapes."""
+        """Returns what becomes of the calls of a graph with static shapes."""
         names = [node.name for node in graph.calls]
         key = f"{fingerprint(graph, ranged=True)} {settings.key()}"
         with self._lock:
@@ -202,7 +202,7 @@ def _can_decompose(node: fx.Node) -> bool:
 
 
 def _ask(part: Graph, found: Survey, settings: Settings) -> Mapping[str, str]:
-    """What is wrong with the calls of a part, by their names; empty if nothing is."""
+    """Returns what is wrong with the calls of a part, by their names; empty if nothing is."""
     try:
         lowered = compile_decomposed(part, found.decomposed, rules.inner_rules(), lower)
     except LoweringError as error:

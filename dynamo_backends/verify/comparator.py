@@ -132,7 +132,7 @@ def difference(
     precise: Sequence[Any] | Callable[[], Sequence[Any]],
     tolerance: float = TOLERANCE,
 ) -> str | None:
-    """What distinguishes results from eager's, in words; None if they are as accurate.
+    """Returns what distinguishes results from eager's, in words; None if they are as accurate.
 
     Args:
         expected: Eager's results.
@@ -189,7 +189,7 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _is_near(expected: Tensor, result: Tensor) -> bool:
-    """Whether a result is as near to eager's as bfloat16 is."""
+    """Returns whether a result is as near to eager's as bfloat16 is."""
     if not is_inexact(expected) or pattern_difference(expected, result):
         return False
     return relative_error([expected], [result]) <= REDUCED_TOLERANCE
@@ -264,13 +264,13 @@ class Spread:
 
     @property
     def text(self) -> str:
-        """What is wrong with it if nothing explains it, in words."""
+        """Returns what is wrong with it if nothing explains it, in words."""
         return pattern_difference(self._eagers, self._result) or distance(
             self._eagers, self._result
         )
 
     def is_settled_by(self, precise: Tensor) -> bool:
-        """Whether it is right by the same in float64."""
+        """Returns whether it is right by the same in float64."""
         accurate = is_accurate(self._eagers, self._result, precise)
         accurate = accurate and not pattern_difference(self._eagers, self._result)
         self._add(precise)
@@ -296,7 +296,7 @@ class Spread:
         self._farthest = torch.maximum(self._farthest, _largest(moved, len(self._farthest)))
 
     def _is_unexplained(self) -> bool:
-        """Whether the result differs in more elements than those that move."""
+        """Returns whether the result differs in more elements than those that move."""
         expected, result = self._eagers, self._result
         if is_inexact(expected):
             e, r = self._expected, _comparable(result)

@@ -125,14 +125,14 @@ class Comparison:
         return Outcome(results, wrong, unverified, expected, stopwatch.seconds, is_lost)
 
     def _malformed(self, results: Any) -> str:
-        """What is wrong with what was returned, whatever the values are; empty: nothing."""
+        """Returns what is wrong with what was returned, whatever the values are; empty: nothing."""
         count = len(self._graph.outputs)
         if isinstance(results, Tensor) or not hasattr(results, "__len__"):
             return f"it returned {type(results).__name__} instead of a list of {count} outputs"
         return "" if len(results) == count else f"{len(results)} outputs instead of {count}"
 
     def _written(self, contents: Sequence[Any], inputs: Sequence[Any]) -> tuple[str, bool]:
-        """Which input was written to, in words, and whether what it held is lost."""
+        """Returns which input was written to, in words, and whether what it held is lost."""
         names, is_lost = [], False
         for before, value, place in zip(contents, inputs, self._graph.placeholders, strict=False):
             if before is None or _is_same(before, value):

@@ -95,7 +95,7 @@ class Contention:
 
     @property
     def disturbed(self) -> bool:
-        """Whether the outcome may be another one on a quiet machine."""
+        """Returns whether the outcome may be another one on a quiet machine."""
         busy = self.of_others > self.free + _SPARE
         interrupted = self.preempted > _MOST_PREEMPTED or not self.even
         return busy or (interrupted and not self.idle)

@@ -17,7 +17,7 @@ class Helper(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether there is one."""
+        """Returns whether there is one."""
 
     def end(self) -> None:
         """Ends it; it is started again when it is needed."""
@@ -65,7 +65,7 @@ class QueueThread(ABC, Generic[Item]):
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in the thread."""
+        """Returns whether the caller runs in the thread."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class QueueThread(ABC, Generic[Item]):
             return
 
     def _next(self) -> Item | None:
-        """What is to be done next, once there is something; None at the end."""
+        """Returns what is to be done next, once there is something; None at the end."""
         with self.changed:
             while not self.waiting and not self.is_stopping:
                 if not self.changed.wait(self.idle_s if self.helper.running else None):

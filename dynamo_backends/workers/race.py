@@ -137,7 +137,7 @@ class Measured:
 
     @property
     def sure(self) -> bool:
-        """Whether nobody disturbed it, or there are enough undisturbed samples."""
+        """Returns whether nobody disturbed it, or there are enough undisturbed samples."""
         return self.clear or not self.contention.disturbed
 
     @property

@@ -60,12 +60,12 @@ class Turns:
 
     @property
     def are_taken(self) -> bool:
-        """Whether there is anybody to be stopped."""
+        """Returns whether there is anybody to be stopped."""
         return bool(self._others)
 
     @property
     def any_call(self) -> bool:
-        """Whether a call is under way."""
+        """Returns whether a call is under way."""
         return bool(self._callers)
 
     def is_in_call(self, caller: int) -> bool:
@@ -82,12 +82,12 @@ class Turns:
 
     @property
     def leave_time(self) -> bool:
-        """Whether there are pauses between calls, for work that is none of theirs."""
+        """Returns whether there are pauses between calls, for work that is none of theirs."""
         return self._idle > _LEAST_PAUSES * (self._idle + self._busy)
 
     @property
     def come_first(self) -> bool:
-        """Whether a call is under way, whose end is worth waiting for."""
+        """Returns whether a call is under way, whose end is worth waiting for."""
         return self.any_call and self.leave_time
 
     def add(self, group: int, stopped: StoppedTime) -> None:
@@ -163,7 +163,7 @@ class Turns:
 
     @property
     def _is_needed(self) -> bool:
-        """Whether calls lack a processor, leave pauses, and are worth two signals."""
+        """Returns whether calls lack a processor, leave pauses, and are worth two signals."""
         threads = torch.get_num_threads() * (len(self._callers) + 1)  # as many for the others
         is_full = threads > self._processors
         return is_full and self.leave_time and self._busy * (1 - _KEPT) > _SHORT_S

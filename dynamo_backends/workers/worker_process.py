@@ -114,7 +114,7 @@ class WorkerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether there is a process."""
+        """Returns whether there is a process."""
         return self._child is not None
 
     def ask(

@@ -120,7 +120,7 @@ class XlaOptions(Options):
 
     @property
     def spread(self) -> "Spread | None":
-        """How graphs are spread over a mesh; None: they are compiled for one device."""
+        """Returns how graphs are spread over a mesh; None: they are compiled for one device."""
         if self.mesh is None and not self.placements and not self.batch_placements:
             return None
         from dynamo_backends.xla.mesh.spread import spread_of

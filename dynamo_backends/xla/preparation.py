@@ -109,7 +109,7 @@ def _settings(eqn: Any) -> dict[str, Any]:
 
 
 def _results(eqn: Any) -> Iterator[tuple[core.Var, dict[str, Any]]]:
-    """What an equation computes, each with the settings of the call that gives it."""
+    """Returns what an equation computes, each with the settings of the call that gives it."""
     if eqn.primitive.name != "unstack":
         yield eqn.outvars[0], _settings(eqn)
         return

@@ -33,7 +33,7 @@ class ArrayHome(Home, Protocol):
 
     @property
     def platform(self) -> str:
-        """What programs are lowered for."""
+        """Returns what programs are lowered for."""
 
     @property
     def client(self) -> Any:

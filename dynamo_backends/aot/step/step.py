@@ -119,7 +119,7 @@ class Step(SegmentRunner):
 
     @property
     def reasons(self) -> list[str]:
-        """Why each of them but the first was compiled."""
+        """Returns why each of them but the first was compiled."""
         return self._programs.reasons
 
     @property

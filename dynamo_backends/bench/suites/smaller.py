@@ -53,7 +53,7 @@ def _surplus(blocks: Sequence[nn.Module]) -> list[int]:
 
 
 def _looks(index: int, block: nn.Module) -> tuple[Any, ...]:
-    """What is equal for blocks alike; single layers are alike to none."""
+    """Returns what is equal for blocks alike; single layers are alike to none."""
     if not any(True for _ in block.children()):
         return (index,)
     shapes = tuple((name, tensor.shape) for name, tensor in block.state_dict().items())

@@ -163,7 +163,7 @@ DECLARED: tuple[Difference, ...] = (
 
 
 def declared(backend: str, operator: str, inputs: Sequence[Any]) -> list[Difference]:
-    """What is declared of an operator on these inputs."""
+    """Returns what is declared of an operator on these inputs."""
     floats = [
         x
         for x in inputs

@@ -248,7 +248,7 @@ def _judge(call: _Call, expected: _Gradients, results: _Gradients) -> str | None
 
 
 def _far_apart(expected: Tensors, results: Tensors) -> str | None:
-    """What is less exact than float64 should be, in words."""
+    """Returns what is less exact than float64 should be, in words."""
     for i, (e, r) in enumerate(zip(expected, results, strict=True)):
         if e.dtype not in (torch.float64, torch.complex128) or not e.numel():
             continue

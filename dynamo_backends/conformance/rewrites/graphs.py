@@ -275,7 +275,7 @@ class _Generator:
         return True
 
     def _operator(self, name: str) -> tuple[Operator | None, dict[str, str]]:
-        """What is called on a value: what undoes the call before, or anything."""
+        """Returns what is called on a value: what undoes the call before, or anything."""
         value = self.values[name]
         before, operands = self._inverses.get(name, (None, {}))
         if before is not None and before.inverses and self.choose.random() < _INVERTED:

@@ -60,7 +60,7 @@ def example(case: Case, backend: str, failure: str) -> str:
 
 
 def _backend(name: str) -> tuple[list[str], str]:
-    """What is imported for a backend, and arguments of `torch.compile`."""
+    """Returns what is imported for a backend, and arguments of `torch.compile`."""
     place, _, function = name.rpartition(":")
     if place.endswith(".py"):
         path = Path(place)

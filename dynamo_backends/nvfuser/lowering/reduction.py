@@ -22,7 +22,7 @@ def widen(x: Value) -> Value:
 
 
 def _summand(call: Call, x: Value, dtype: torch.dtype | None) -> Value:
-    """What is summed, in the type in which it is."""
+    """Returns what is summed, in the type in which it is."""
     if dtype is not None and dtype not in NAMES:
         raise Unsupported(f"nvFuser does not compute with {dtype}")
     if x.is_floating_point:

@@ -125,19 +125,19 @@ class Described:
 
     @property
     def living(self) -> list[Spec]:
-        """What the tensors are like that live from step to step, then the constants."""
+        """Returns what the tensors are like that live from step to step, then the constants."""
         first, last = 1 + len(self.slots), len(self.inputs) - len(self.drawers)
         return [*self.values[1:first], *self.values[last - self.constants : last]]
 
     @property
     def batch_specs(self) -> Sequence[Spec]:
-        """What the tensors of the batch are like."""
+        """Returns what the tensors of the batch are like."""
         first = self._first_of_batch
         return self.values[first : first + self.batch_count]
 
     @property
     def unread(self) -> Sequence[Spec]:
-        """What the gradients are like that the graph does not read."""
+        """Returns what the gradients are like that the graph does not read."""
         return self.values[1 + len(self.slots) : self._first_of_batch]
 
     @property

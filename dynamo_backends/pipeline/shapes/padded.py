@@ -99,12 +99,12 @@ class Counted:
 
     @property
     def program(self) -> Program:
-        """What serves the next call."""
+        """Returns what serves the next call."""
         return self._narrowest().program
 
     @property
     def is_spent(self) -> bool:
-        """Whether these sizes are padded, and that has cost as much as is to be borne."""
+        """Returns whether these sizes are padded, and that has cost as much as is to be borne."""
         if self._calls is not None:
             is_enough = self._seen >= self._programs.patience * self._calls
         elif self._lost < COMPILATION_S:
@@ -115,7 +115,7 @@ class Counted:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether eager may be faster, and a program that is narrower is being made."""
+        """Returns whether eager may be faster, and a program that is narrower is being made."""
         bounds = self._narrowest().bounds
         return self._programs.is_narrowing and waste(bounds, self._sizes) > SPARE
 
@@ -239,7 +239,7 @@ class PaddedPrograms:
 
     @property
     def seconds(self) -> float:
-        """How long a program takes to compile."""
+        """Returns how long a program takes to compile."""
         return max(COMPILATION_S, *(p.program.served.seconds for p in self._programs))
 
     def _sizes(self, values: Sequence[Any]) -> Sizes:

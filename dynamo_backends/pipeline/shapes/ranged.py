@@ -52,7 +52,7 @@ class Proof:
 
     @property
     def is_proven(self) -> bool:
-        """Whether no two expressions, and no expression and a number, were always equal."""
+        """Returns whether no two expressions, and no expression and a number, were always equal."""
         seen = self._seen()
         return not self._has_forgotten and _have_varied(seen) and len(set(seen)) == len(seen)
 
@@ -82,7 +82,7 @@ class Proof:
         return list(self._values().values())
 
     def _values(self) -> dict[Any, tuple[int, ...]]:
-        """What each expression has been."""
+        """Returns what each expression has been."""
         values: dict[Any, list[int]] = {}
         for expression, value in (pair for x in self._examples.copy() for pair in x.items()):
             values.setdefault(expression, []).append(value)

@@ -91,7 +91,7 @@ class Successor:
 
     @property
     def served(self) -> Served:
-        """What the program has served."""
+        """Returns what the program has served."""
         return self._program.served
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:

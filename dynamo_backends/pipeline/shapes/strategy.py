@@ -104,6 +104,6 @@ class ExactPrograms:
 
     @property
     def is_churning(self) -> bool:
-        """Whether there are so many sizes that programs leave before they have paid."""
+        """Returns whether there are so many sizes that programs leave before they have paid."""
         too_many = self._displaced >= self._options.max_executables
         return too_many and self._options.fallback == "eager"

@@ -148,7 +148,7 @@ class ConvShape:
 
     @property
     def pointwise(self) -> bool:
-        """Whether the kernel has a single tap."""
+        """Returns whether the kernel has a single tap."""
         return self.taps == 1
 
     @property

@@ -216,7 +216,7 @@ def hide(value: Any) -> Any:
 
 
 def _hidden_from(node: fx.Node) -> Iterator[fx.Node]:
-    """Which calls that a call reads it must not be simplified with."""
+    """Returns which calls that a call reads it must not be simplified with."""
     family = _family(node)
     sources = [_behind_views(source) for source in node.all_input_nodes]
     if family in (_SUMS, _PRODUCTS):

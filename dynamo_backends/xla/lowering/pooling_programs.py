@@ -72,7 +72,7 @@ class Windows:
 
     @property
     def offsets(self) -> list[tuple[int, ...]]:
-        """Where the elements of a window are, row by row."""
+        """Returns where the elements of a window are, row by row."""
         along = [range(0, k * d, d) for k, d in zip(self.kernel, self.dilation, strict=True)]
         return list(itertools.product(*along))
 

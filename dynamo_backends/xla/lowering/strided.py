@@ -18,7 +18,7 @@ from dynamo_backends.xla.lowering.registry import lowers
 
 
 def _offset(x: torch.Tensor, storage_offset: int | None) -> int:
-    """Where a view begins, counted from the first element of `x`."""
+    """Returns where a view begins, counted from the first element of `x`."""
     return 0 if storage_offset is None else storage_offset - int(x.storage_offset())
 
 

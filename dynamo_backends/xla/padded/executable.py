@@ -101,7 +101,7 @@ class _Padder:
         return padded
 
     def _is_cut(self, tensor: Tensor) -> bool:
-        """Whether memory goes on, around an input, as it would at the bounds."""
+        """Returns whether memory goes on, around an input, as it would at the bounds."""
         if tensor.stride() != self._strides or tensor.dtype != self._importer.dtype:
             return False
         if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_conj() or tensor.is_neg():

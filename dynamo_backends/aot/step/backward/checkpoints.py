@@ -385,7 +385,7 @@ def use_state(number: int) -> None:
 
 
 def get_state(session: Any) -> GeneratorState | None:
-    """What `torch.get_rng_state` returns to a checkpoint; None to others."""
+    """Returns what `torch.get_rng_state` returns to a checkpoint; None to others."""
     if torch.cuda.is_initialized() or not _is_called_by_checkpoint():
         return None
     keep_state()

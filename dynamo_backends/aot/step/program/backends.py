@@ -224,7 +224,7 @@ def program_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph
 
 
 def parts_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph) -> dict[str, bytes]:
-    """What is kept on disk of a step that was loaded; it is compiled where that is gone.
+    """Returns what is kept on disk of a step that was loaded; it is compiled where that is gone.
 
     A program that was loaded is not dumped again: XLA's lack functions then.
     """

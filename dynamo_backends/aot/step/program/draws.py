@@ -29,7 +29,7 @@ class Draws:
 
 
 def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
-    """What a checkpoint draws again becomes what was drawn first.
+    """Returns what a checkpoint draws again becomes what was drawn first.
 
     Returns:
         Those that are left.

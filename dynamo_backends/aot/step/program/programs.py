@@ -38,7 +38,7 @@ class OnlineComparison:
 
     @property
     def turn(self) -> int | None:
-        """Which of the compiled ones takes the next step; None: eager does."""
+        """Returns which of the compiled ones takes the next step; None: eager does."""
         due = len(self.eager) // RUN * RUN + RUN
         return next((i for i, steps in enumerate(self.compiled) if len(steps) < due), None)
 

@@ -153,7 +153,7 @@ class StepComparison:
         Replay(self._graph.module)(self._inputs, self._keep)
 
     def judge(self, outputs: Sequence[Any]) -> str:
-        """What is wrong with the compiled step, in words; empty: nothing."""
+        """Returns what is wrong with the compiled step, in words; empty: nothing."""
         if self.unverified:
             return ""
         start = time.perf_counter()
@@ -212,7 +212,7 @@ class StepComparison:
         return f"{self._name(place)} {text} (relative to 100 times its typical change)"
 
     def _view(self, place: int, value: Tensor) -> Tensor:
-        """What is compared of a result of a replay."""
+        """Returns what is compared of a result of a replay."""
         return self._change(place, self._sampled(place, value))
 
     def _inputs_before(self) -> list[Any]:

@@ -46,7 +46,7 @@ class Context(FunctionCtx):
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
-        """What `save_for_backward` got.
+        """Returns what `save_for_backward` got.
 
         Raises:
             RuntimeError: As eager's.

@@ -180,7 +180,7 @@ class NestedPasses:
         return len(self._places)
 
     def next_state(self) -> GeneratorState:
-        """What stands for the state of torch's generator that has just been kept."""
+        """Returns what stands for the state of torch's generator that has just been kept."""
         self._states += 1
         return GeneratorState(self._states - 1)
 

@@ -82,7 +82,7 @@ class Segment:
 
     @property
     def inputs(self) -> int:
-        """How many inputs were bound."""
+        """Returns how many inputs were bound."""
         return len(self._inputs)
 
     @property

@@ -77,7 +77,7 @@ class Session(Segments, TorchFunctionMode):
 
     @property
     def is_active(self) -> bool:
-        """Whether torch calls are followed now."""
+        """Returns whether torch calls are followed now."""
         return self.following and not self._busy and not self.collecting
 
     @property
@@ -234,7 +234,7 @@ class Session(Segments, TorchFunctionMode):
     def _diverged(
         self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Node | None:
-        """Where a call differs from the record in numbers only: these become inputs."""
+        """Returns where a call differs from the record in numbers only: these become inputs."""
         segment = self.segment
         for child in segment.node.children:
             entry = child.entry

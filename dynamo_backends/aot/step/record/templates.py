@@ -110,7 +110,7 @@ def fill(template: Template, value: Callable[[int], Any], number: Callable[[int]
 
 
 def leaves(template: Template) -> Iterator[Any]:
-    """What is in a template besides containers."""
+    """Returns what is in a template besides containers."""
     if type(template) is Items:
         for item in template.items:
             yield from leaves(item)

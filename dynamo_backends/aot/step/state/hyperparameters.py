@@ -61,7 +61,7 @@ def group_tensors(optimizer: torch.optim.Optimizer, group: Group) -> Iterator[tu
 def group_structure(
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Iterator[tuple[Group, str, int | None, Any]]:
-    """Where tensors are that are constants of the graph, and what Python number each is."""
+    """Returns where tensors are that are constants of the graph, and what Python number each is."""
     for optimizer, group, key, index, value in _entries(optimizers):
         if isinstance(value, Tensor) and _is_structure(optimizer, key):
             yield group, key, index, value.item()
@@ -193,7 +193,7 @@ class OptimizerSettings:
         self._is_plain = False
 
     def read(self) -> tuple[tuple[Any, ...], list[Any]]:
-        """What is compared, and the numbers that are inputs."""
+        """Returns what is compared, and the numbers that are inputs."""
         values: list[Any] = []
         for group in self._optimizer.param_groups:
             values += group.values()
@@ -207,7 +207,7 @@ class OptimizerSettings:
         return self._constants, self._numbers
 
     def _has_only_tensors(self, values: list[Any]) -> bool:
-        """Whether nothing that was read changes without being another object."""
+        """Returns whether nothing that was read changes without being another object."""
         fixed = (int, float, str, bool, tuple, type(None))
         is_fixed = all(
             isinstance(v, fixed) or (isinstance(v, list) and all(isinstance(p, Tensor) for p in v))

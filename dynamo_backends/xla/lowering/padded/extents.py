@@ -27,7 +27,7 @@ class Factor:
 
     @property
     def expression(self) -> sympy.Expr:
-        """How many are valid."""
+        """Returns how many are valid."""
         return sympy.Integer(self.bound) if self.size is None else self.size
 
 

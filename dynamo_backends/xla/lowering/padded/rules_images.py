@@ -31,7 +31,7 @@ def _rest(call: PaddedCall, leading: Extents, index: int | None = None) -> Exten
 
 @pads("convolution.default", "_convolution.default")
 def convolution(call: PaddedCall) -> Placed:
-    """What is beyond the real ends of an image is zero, as a convolution's own padding."""
+    """Returns what is beyond the real ends of an image is zero, as a convolution's own padding."""
     call.need_whole("weight")
     x, rank = call["input"], call["weight"].ndim - 2
     dims = _spatial(call, "input", rank)

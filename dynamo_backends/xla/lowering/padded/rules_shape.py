@@ -180,7 +180,7 @@ def flip(call: PaddedCall) -> Placed:
 
 @pads("roll.default", shapes=("shifts",))
 def roll(call: PaddedCall) -> Placed:
-    """What leaves at the real end comes in at the start."""
+    """Returns what leaves at the real end comes in at the start."""
     x = call["self"]
     dims = [d % max(x.ndim, 1) for d in call.value("dims") or ()]
     if not x.is_padded(dims or range(x.ndim)):

@@ -188,7 +188,7 @@ def check_first_calls() -> None:
 
 
 def _backend_of(context: Any) -> Any:
-    """What one of Dynamo's decorators hands graphs to; with options, torch's wrapper of that."""
+    """Returns the function to which a Dynamo decorator passes graphs."""
     backend = context.callback
     while (inner := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
         backend = inner

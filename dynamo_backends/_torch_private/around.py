@@ -82,7 +82,7 @@ class _Own:
 
 
 def count_registrations() -> int:
-    """How many hooks Python code has registered in this process, without those of this package."""
+    """Returns how many hooks Python code has registered, without those of this package."""
     return RemovableHandle.next_id - _Own.registrations
 
 

@@ -52,7 +52,7 @@ def keeps_compiled() -> bool:
 
 
 def must_keep_compiled() -> bool:
-    """Whether torch fails if it cannot keep what AOT Autograd makes now: inside `aot_compile`."""
+    """Returns whether AOT Autograd's result has to be serializable: inside `aot_compile`."""
     from torch._functorch import config
 
     required: bool = config.force_autograd_cache
@@ -68,7 +68,7 @@ def returning_kept(compiler: Callable[[fx.GraphModule, Sequence[Any]], Any]) -> 
 
 
 def in_form_to_save(called: Callable[..., Any]) -> Callable[..., Any]:
-    """What AOT Autograd made, as `aot_compile` saves it, which torch 2.11 does for its own only."""
+    """Returns AOT Autograd's result in the form that `aot_compile` saves."""
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
 
     if getattr(called, "serialize", None) is None:
@@ -174,7 +174,7 @@ def mutated_placeholders(joint: fx.Graph) -> list[fx.Node]:
 
 
 def noted_updates(graph: fx.Graph) -> dict[int, int]:
-    """Which inputs of a graph get which of its results as new contents (see `note_updates`).
+    """Returns which inputs get which results as new contents (see `note_updates`).
 
     Returns:
         From positions of placeholders to positions of results.
@@ -203,7 +203,7 @@ def without_autocast() -> AbstractContextManager[None]:
 
 
 def is_autocast_on() -> bool:
-    """Whether autocast is on for any kind of device; in AOT Autograd's callbacks it is off."""
+    """Returns whether autocast is on for any device; it is off in AOT Autograd's callbacks."""
     enabled: bool = torch._C._is_any_autocast_enabled()
     return enabled
 

@@ -65,7 +65,7 @@ class CapturedSymbols:
         return made
 
     def assumed(self) -> list[sympy.Basic]:
-        """What was assumed since the symbols were captured, over the symbols in `numbers`."""
+        """Returns what was assumed since the capture, over the symbols in `numbers`."""
         return [self._resolved(guard.expr) for guard in self._env.guards[self._guards :]]
 
     def _resolved(self, expression: sympy.Basic) -> sympy.Basic:

@@ -51,7 +51,7 @@ def dynamo_context(backend: str | Callable[..., Any], dynamic: bool | None, full
 
 
 def entry_hooks(context: Any) -> tuple[Callable[[], Callable[[], Any]], ...]:
-    """What Dynamo's decorator changes around each call; each hook returns what undoes it."""
+    """Returns hooks that do what Dynamo's decorator does before a call; each returns its undo."""
     return (*getattr(context, "enter_exit_hooks", ()), _guards_as_the_stance_says)
 
 
@@ -218,7 +218,7 @@ def original_module(module: nn.Module) -> nn.Module:
 
 
 def is_compiled(fn: Any) -> bool:
-    """Whether calling it goes through Dynamo: `torch.compile(fn)`, `module.compile()`, ..."""
+    """Returns whether a call of it goes through Dynamo: `torch.compile(fn)`, `module.compile()`."""
     from torch._dynamo import OptimizedModule
 
     if isinstance(fn, nn.Module):

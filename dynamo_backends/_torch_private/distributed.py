@@ -37,7 +37,7 @@ def process_group(name: str) -> Any | None:
 
 
 def cpu_backend(group: Any) -> str:
-    """What a process group uses for tensors of the CPU: "gloo"; empty: it has nothing for them."""
+    """Returns the backend of a process group for CPU tensors, such as "gloo"; empty: none."""
     kinds: dict[str, str] = dict(
         each.split(":") for each in torch.distributed.get_backend_config(group).split(",")
     )

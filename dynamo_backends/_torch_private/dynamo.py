@@ -40,7 +40,7 @@ def dynamo_counters() -> Any:
 
 
 def is_capturing() -> bool:
-    """Whether Dynamo works on a frame, or AOT Autograd on a backward graph, in any thread."""
+    """Returns whether Dynamo or AOT Autograd compiles something now, in any thread."""
     from torch._dynamo import callback_handler
 
     name = "_CompilationCallbackHandler__pending_callbacks_counter"
@@ -161,7 +161,7 @@ def is_profiled() -> bool:
 
 
 def compile_id() -> str:
-    """What Dynamo calls the compilation that is under way, such as "0/1"; empty: none is."""
+    """Returns Dynamo's id of the current compilation, such as "0/1"; empty without one."""
     from torch._guards import CompileContext
 
     return str(CompileContext.current_compile_id() or "")

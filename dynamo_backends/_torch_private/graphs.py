@@ -27,7 +27,7 @@ ONLY = "_handle"
 
 
 def dynamo_input_index(placeholder: fx.Node) -> int | None:
-    """Which of Dynamo's inputs a placeholder of an AOT graph is; None if it is none of them."""
+    """Returns which of Dynamo's inputs a placeholder of an AOT graph is; None: none of them."""
     desc = _unwrapped(placeholder.meta.get("desc"))
     return getattr(desc, "idx", None) if is_plain(placeholder) else None
 
@@ -151,7 +151,7 @@ def updated_inputs(graph: fx.Graph) -> dict[int, Any]:
 
 
 def mutated_input_index(desc: Any) -> int | None:
-    """Which of Dynamo's inputs an output of an AOT graph is the new content of, by its `desc`."""
+    """Returns which of Dynamo's inputs an AOT graph's output is the new content of."""
     desc = _unwrapped(desc)
     if type(desc).__name__ != "InputMutationAOTOutput":
         return None

@@ -57,7 +57,7 @@ def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """What Inductor wants decomposed while a graph is traced; calls that draw stay as they are."""
+    """Returns the decompositions that Inductor traces with, without those of random draws."""
     from torch._inductor.decomposition import select_decomp_table
 
     import_module("torch._inductor.lowering")  # which a decomposition reads without importing it
@@ -199,7 +199,7 @@ def compile_decomposed_with_inductor(
 
 
 def _without_cudagraphs(module: fx.GraphModule) -> dict[str, Any]:
-    """What `fw_compiler_freezing` takes besides the graph: one object from torch 2.15 on."""
+    """Returns the arguments of `fw_compiler_freezing` besides the graph, without CUDA graphs."""
     from torch._inductor import compile_fx
     from torch._inductor.cudagraph_utils import BoxedDeviceIndex
     from torch._inductor.utils import BoxedBool

@@ -120,7 +120,7 @@ _patching = fork_safe_rlock()
 
 @contextmanager
 def forgetting_constants() -> Iterator[None]:
-    """What is compiled inside lives as long as what calls it, and so do the weights it holds.
+    """Lets what is compiled inside, and its weights, live only as long as its caller.
 
     Torch would keep modules with weights until the process ends, to remove their files if it is
     asked for that; and the class of each graph that it has pickled, which has the graph's weights.

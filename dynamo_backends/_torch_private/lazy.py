@@ -20,7 +20,7 @@ def start_lazy_backend() -> None:
 
 
 def lazy_fallbacks() -> dict[str, int]:
-    """How often each operator has been run on the device "lazy" by torch's CPU kernel so far."""
+    """Returns how often each operator fell back from the device "lazy" to the CPU's kernel."""
     from torch._lazy import metrics
 
     names = [name for name in metrics.counter_names() if name.startswith("aten::")]

@@ -45,7 +45,7 @@ def concrete(value: Any) -> Any:
 
 
 def is_lazy(value: Any) -> bool:
-    """Whether a value is a tensor that is yet to be conjugated or negated by who reads it."""
+    """Returns whether a value is a tensor with a pending conjugation or negation."""
     return isinstance(value, Tensor) and (value.is_conj() or value.is_neg())
 
 
@@ -61,7 +61,7 @@ def physical(tensor: Tensor) -> Tensor:
 
 
 def storage_id(tensor: Tensor) -> int | None:
-    """What two tensors have in common that share memory, also fake ones, which have no address.
+    """Returns what tensors that share memory have in common, also fake ones without address.
 
     None for tensors without a storage, such as sparse ones. A wrapper with one tensor has that of
     this one.
@@ -73,7 +73,7 @@ def storage_id(tensor: Tensor) -> int | None:
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:
-    """How many tensors share a storage; `storage` itself, a Python object, is not counted."""
+    """Returns how many tensors share a storage; the Python object `storage` is not counted."""
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
@@ -201,7 +201,7 @@ def is_parameter(tensor: Tensor) -> bool:
 
 
 def set_data(tensor: Tensor, value: Tensor) -> None:
-    """What `tensor.data = value` does, for subclasses that do more."""
+    """Does what `tensor.data = value` does, for subclasses that do more."""
     vars(torch._C.TensorBase)["data"].__set__(tensor, value)
 
 
@@ -218,7 +218,7 @@ def make_wrapper(cls: type, like: Tensor) -> Any:
 
 
 def ends_of_outputs(graph: fx.Graph) -> Sequence[str]:
-    """Where AOT Autograd takes each output of a graph: "wrapped", "saved", "returned" or "read"."""
+    """Returns the fate of each output in AOT Autograd: "wrapped", "saved", "returned" or "read"."""
     outputs: Any = graph.output_node().args[0]
     descs = graph.output_node().meta.get("desc") or [None] * len(outputs)
     return [_ENDS.get(type(desc).__name__, "read") for desc in descs]

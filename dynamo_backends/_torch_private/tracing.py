@@ -232,7 +232,7 @@ def functional_trace(
 
 
 def has_effects(op: Any) -> bool:
-    """Whether an operator acts on the world, so that AOT Autograd orders its calls by tokens."""
+    """Returns whether an operator has side effects, whose order AOT Autograd keeps by tokens."""
     from torch._higher_order_ops import effects
 
     return bool(effects.has_effects(op))

@@ -152,7 +152,7 @@ def watch_conversions(context: Any, around: Around) -> None:
 
 
 def breaks_graphs(context: Any) -> bool:
-    """Whether Dynamo's decorator goes on after a graph break: it is not under `fullgraph=True`."""
+    """Returns whether Dynamo goes on after a graph break: not under `fullgraph=True`."""
     return hasattr(context.callback._torchdynamo_orig_backend, "_inner_convert")
 
 
@@ -181,7 +181,7 @@ def have_graphs(context: Any, otherwise: Collection[int]) -> bool:
 
 
 def compiles_now() -> bool:
-    """Whether Dynamo compiles what the calling thread calls: nothing has switched that off."""
+    """Returns whether Dynamo compiles what the calling thread calls."""
     from torch._dynamo import config, convert_frame, eval_frame
 
     in_a_mode = convert_frame.is_in_any_mode_without_ignore_compile_internals()

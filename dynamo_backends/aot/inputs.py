@@ -245,7 +245,7 @@ def without_subclasses(compiled: Callable[..., Any], places: Sequence[int]) -> C
 
 
 def _is_of_subclass(value: Any) -> bool:
-    """Whether a value is such a tensor; those that AOT Autograd decomposes are not meant."""
+    """Returns whether a value is a tensor of a subclass that AOT Autograd does not decompose."""
     if not isinstance(value, Tensor) or type(value) in (Tensor, torch.nn.Parameter):
         return False
     fake = isinstance(value, private.FakeTensor)

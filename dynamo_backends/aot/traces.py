@@ -93,7 +93,7 @@ class Traces:
 
 
 def key_of(captured: fx.GraphModule, inputs: Sequence[Any], kept: Iterable[Any]) -> str | None:
-    """What a captured graph's trace is found by; None: another process may trace it differently.
+    """Returns the key of a captured graph's trace; None: another process may trace it differently.
 
     Args:
         captured: Dynamo's graph.

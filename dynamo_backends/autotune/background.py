@@ -95,7 +95,7 @@ class BackgroundTunedGraph:
         self.draws = draws.has_drawn
 
     def without_drawing(self, run: Run) -> Run:
-        """What compiles or computes the graph, without taking random numbers of the calls."""
+        """Returns a `Run` that takes no random numbers of the calls."""
         return privately(run) if self.draws else run
 
     def serve(self, name: str, result: TuningResult, tuner: GraphTuner) -> None:

@@ -63,7 +63,7 @@ class PreparedCandidate:
 
 
 def failure_of(reports: Sequence[GraphReport]) -> str:
-    """Why a candidate does not run what it was given, in words; empty: it runs at least a part.
+    """Returns why a candidate runs no part of the graph, in words; empty if it runs a part.
 
     Args:
         reports: Of what was compiled for it; without any, nothing is known.
@@ -321,7 +321,7 @@ class TuningSession:
         )
 
     def _refusal(self, name: str) -> str:
-        """Why a candidate is not tried: it is not worth it, or the budget would not last."""
+        """Returns why a candidate is not tried: it is pruned, or the budget does not suffice."""
         expected = self._model.predict(name).compile_s
         right = [n for n in self._runs if n != EAGER]
         if refusal := self._pruner.refusal(name, right):

@@ -268,7 +268,7 @@ def _sizes(captured: fx.GraphModule) -> dict[int, tuple[int, int]]:
 
 
 def old_places(captured: fx.GraphModule, old: Description) -> list[int]:
-    """Which inputs of a graph those of one are that was made by `rebuilt` and captured anew.
+    """Returns which inputs of a graph those of its copy are that was captured anew.
 
     Args:
         captured: The new one.

@@ -258,7 +258,7 @@ def _together(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _reused(args: Sequence[Any], results: Sequence[Any], alive: Sequence[Any]) -> str:
-    """Whether results stand where those of an earlier call do, which somebody may still hold."""
+    """Returns whether results overwrite those of an earlier call."""
     inputs = {memory_of(a) for a in args}
     earlier = {memory_of(r) for r in alive} - inputs - {None}
     if any(memory_of(r) in earlier for r in results):

@@ -38,7 +38,7 @@ def function_hash(
 
 
 def _is_tensor(node: fx.Node) -> bool:
-    """Whether a call gives tensors; what computes sizes is there in graphs with symbols alone."""
+    """Returns whether a call returns tensors; calls that compute sizes do not."""
     value = node.meta.get("example_value")
     return any(isinstance(x, Tensor) for x in (value if isinstance(value, Sequence) else [value]))
 
@@ -58,5 +58,5 @@ def note(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
 
 
 def ranked(function: str) -> tuple[str, ...]:
-    """Who was faster than eager for the last graph of the same function, the winner first."""
+    """Returns who was faster than eager for the last graph of the same function, best first."""
     return _ranked.get(function) or ()

@@ -64,7 +64,7 @@ def require(name: str) -> None:
 
 
 def compiling(name: str) -> Any:
-    """What `torch.compile(backend=...)` takes: this package's are found without entry points."""
+    """Returns what `torch.compile(backend=...)` takes, without the use of entry points."""
     file, _, function = name.rpartition(":")
     if file.endswith(".py"):
         found: Callable[..., Any] = getattr(load_file(Path(file)), function)

@@ -254,6 +254,6 @@ class Run:
         return [cell for cell in cells if cell not in self.outcomes]
 
     def seconds_for(self, cells: Sized) -> float:
-        """What cells will take, if they are like those that were measured; NaN without any."""
+        """Returns the predicted seconds of cells, from those that were measured, or NaN."""
         took = [outcome.seconds for outcome in self.outcomes.values()]
         return sum(took) / len(took) * len(cells) if took else math.nan

@@ -119,7 +119,7 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 
 def p_of_pairs(first: Sequence[float], second: Sequence[float]) -> float:
-    """Whether times of the same rounds differ: Wilcoxon's signed-rank test on their logarithms.
+    """Returns p of Wilcoxon's signed-rank test on the logarithms of times of the same rounds.
 
     Args:
         first: Times of one, by round.

@@ -180,7 +180,7 @@ def _gradients(stream: Stream) -> AbstractContextManager[Any]:
 
 
 def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> tuple[Serve, str]:
-    """What answers, after it has answered all requests twice; tells what was compiled for that.
+    """Returns the compiled model after it has answered all requests twice.
 
     Returns:
         That; and why nothing was compiled, if so.

@@ -116,7 +116,7 @@ class FirstCallCheck:
             self._say(is_first)
 
     def _reuses_graphs(self, call: _Call) -> bool:
-        """Whether graphs ran that were captured before; code without a graph is reused, too."""
+        """Returns whether graphs ran that were captured before."""
         frames = {id(code) for code in call.frames}
         return bool(call.reused) and private.have_graphs(self._context, frames)
 

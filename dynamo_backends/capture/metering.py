@@ -191,7 +191,7 @@ class CountCalls(control.RuntimeMode):
 
 
 def _counts(func: Any) -> bool:
-    """Whether it is an operator: fake tensors are asked for their device by one, real ones not."""
+    """Returns whether a call counts as an operator; queries of a fake tensor's device do not."""
     return getattr(func, "namespace", None) != "prim"
 
 

@@ -291,7 +291,7 @@ def look() -> Facts:
 
 
 def lacks(backend: GpuBackend, facts: Facts) -> list[Lack]:
-    """What stands between a backend and a GPU, the hardware first; nothing if it can run there."""
+    """Returns what a backend lacks to run on a GPU, the hardware first; empty if it can run."""
     return [*machine_lacks(facts), *package_lacks(backend)]
 
 
@@ -341,7 +341,7 @@ def _checked(backend: GpuBackend) -> str:
 
 
 def _pci_devices(folder: Path) -> int | None:
-    """How many NVIDIA graphics cards or accelerators are on the bus; None if it is not shown."""
+    """Returns how many NVIDIA devices are on the PCI bus; None if that is not known."""
     if not folder.is_dir():
         return None
     return sum(

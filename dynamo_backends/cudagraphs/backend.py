@@ -233,7 +233,7 @@ def _elsewhere(node: fx.Node) -> str | None:
 
 
 def _is_fixed_number(value: fx.Node, call: fx.Node) -> bool:
-    """Whether a value is a number known at compile time that a call can take from the host."""
+    """Returns whether a value is known at compile time and may come from the host."""
     if value.meta["val"].ndim or known_value(value) is None:
         return False
     tags = getattr(call.target, "tags", ())

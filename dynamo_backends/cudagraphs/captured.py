@@ -68,7 +68,7 @@ class Recording:
                 if inputs[i].data_ptr() != a}  # fmt: skip
 
     def is_for(self, inputs: Sequence[Any]) -> bool:
-        """Whether inputs are where the graph reads them, and its other values are the same."""
+        """Returns whether inputs are where the graph reads them, and other values are unchanged."""
         return self._read_addresses(inputs) == self._addresses and all(
             inputs[i] == value for i, value in self._others
         )

@@ -51,7 +51,7 @@ class Place:
 
 
 def _overlaps(tensor: Tensor) -> bool:
-    """Whether two elements may share memory; sure for tensors that are views of dense ones."""
+    """Returns whether two elements may share memory; exact for views of dense tensors."""
     reach = 0  # the largest offset within the dimensions so far, innermost first
     dims = zip(tensor.stride(), tensor.shape, strict=True)
     for stride, size in sorted((s, n) for s, n in dims if n > 1):

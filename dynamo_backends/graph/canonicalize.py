@@ -157,7 +157,7 @@ def _drop_empty_operands(cat: fx.Node) -> bool:
 
 
 def _is_empty_vector(node: Any, dtype: torch.dtype) -> bool:
-    """Whether a tensor has the shape (0,) in every call, and does not change a result's dtype."""
+    """Returns whether a tensor always has the shape (0,) and does not affect result dtypes."""
     value = node.meta["val"]
     varies = any(isinstance(size, Size) for size in node.meta.get(SIZES, ()))
     (size,) = value.shape if value.ndim == 1 else (None,)

@@ -121,7 +121,7 @@ def _is_float_of_sizes(node: fx.Node) -> bool:
 
 
 def _as_tensor(number: Size | FloatOfSizes, node: fx.Node, result: Tensor) -> fx.Node | None:
-    """What makes a tensor of a number, before another call; None: nothing is promoted alike."""
+    """Makes a tensor of a number, as a node before another call; None if types would differ."""
     device = result.device
     if isinstance(number, Size):
         return _sized(number, node, device) if _is_promoted_alike(node, 1, torch.int64) else None
@@ -172,7 +172,7 @@ def _call(
 
 
 def _is_promoted_alike(node: fx.Node, number: int | float, dtype: torch.dtype) -> bool:
-    """Whether a tensor without dimensions in the place of a number leaves all dtypes as they are.
+    """Returns whether a 0-d tensor in place of a number leaves all dtypes unchanged.
 
     It does not beside other tensors without dimensions of narrower dtypes.
     """
@@ -212,7 +212,7 @@ _DIVIDES = ("FloatTrueDiv", "IntTrueDiv")
 
 
 def is_computable(number: FloatOfSizes) -> bool:
-    """Whether there are calls that compute a number from sizes, where Python would not raise."""
+    """Returns whether calls can compute a number from sizes without raising for any."""
     return _is_computable(number.expression, number)
 
 

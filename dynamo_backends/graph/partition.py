@@ -200,7 +200,7 @@ _BYTES_PER_OPERATOR = 64 * 1024
 
 
 def fragmentation(split: Partition) -> str | None:
-    """Why a partition costs more than it saves, such as "12 blocks of 3 operators on average".
+    """Returns why a partition is too fragmented, such as "12 blocks of 3 operators on average".
 
     Requires: static shapes.
 

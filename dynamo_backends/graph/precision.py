@@ -67,7 +67,7 @@ def allowed_tf32() -> Tf32:
 
 
 def may_be_tf32(op: Any) -> bool:
-    """Whether a GPU may compute an operator in TF32 now; which of its kernels do is up to them."""
+    """Returns whether torch's settings allow TF32 for an operator on GPUs now."""
     if op in _CONVOLUTIONS:
         return allowed_tf32().convolutions
     return op in _PRODUCTS and allowed_tf32().products

@@ -161,7 +161,7 @@ def _seeded(graph: fx.Graph, node: fx.Node, seeds: fx.Node, place: int, request:
 
 
 def draw_checkpoints_alike(graph: Graph) -> bool:
-    """What a checkpoint draws twice is drawn by the rule of devices, whatever runs the graph.
+    """Draws by the rule of devices what a checkpoint draws twice, whatever runs the graph.
 
     Forward and backward may be run by different programs, or one of them in eager. The graph is
     changed in place.

@@ -55,7 +55,7 @@ def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def stand_ins(graph: Graph, args: Sequence[Any]) -> list[Any]:
-    """What of a call's values is needed to compile for it later, when the caller's may be gone.
+    """Returns copies of what compiling later needs of a call's values.
 
     Args:
         graph: Whose frozen weights are kept; other tensors keep their sizes and strides only.
@@ -152,7 +152,7 @@ def complete(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[Any] | None:
 
 
 def _is_instance(symbolic: torch.Tensor, value: Any) -> bool:
-    """Whether a value is a tensor that guards allow for a symbolic one, as far as sizes say."""
+    """Returns whether a value is a tensor that the guards allow for a symbolic one."""
     if not isinstance(value, torch.Tensor):
         return False
     same = (symbolic.dtype, symbolic.device, symbolic.ndim)

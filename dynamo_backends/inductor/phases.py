@@ -95,7 +95,7 @@ def _size(node: fx.Node) -> int:
 
 
 def is_elementwise(node: fx.Node) -> bool:
-    """Whether each element of the result depends on the same element of tensors of one shape."""
+    """Returns whether each result element depends on one element of each tensor argument."""
     target, value = node.target, node.meta.get("val")
     if not isinstance(target, OpOverload) or not isinstance(value, Tensor):
         return False

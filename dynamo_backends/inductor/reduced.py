@@ -216,5 +216,5 @@ def _is_product(node: fx.Node) -> bool:
 
 
 def _is_scalar(value: Any) -> bool:
-    """Whether torch's promotion of types passes over a value because it has no dimensions."""
+    """Returns whether torch's type promotion ignores a value because it has no dimensions."""
     return isinstance(value, Tensor) and value.ndim == 0

@@ -151,7 +151,7 @@ def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:
 
 
 def _is_negated(value: Any) -> bool:
-    """Whether Inductor's loops would misread a value; complex ones go to torch's own kernels."""
+    """Returns whether a value is lazily negated, which Inductor's loops would misread."""
     return isinstance(value, Tensor) and value.is_neg()
 
 

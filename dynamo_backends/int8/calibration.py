@@ -146,7 +146,7 @@ class Arguments:
     keywords: str = ""
 
     def key(self, text: str) -> str | int | None:
-        """What a batch has an argument under: a name, or a position; None: it is no argument.
+        """Returns the name or position of an argument in a batch; None: it is no argument.
 
         Args:
             text: The argument as in the user's code: "x", "args[0]", "kwargs['x']".
@@ -170,7 +170,7 @@ _ELEMENT = re.compile(r"(\w+)\[(?:(\d+)|'(\w+)')\]")
 
 
 def split(count: int) -> tuple[list[int], list[int]]:
-    """Which of so many batches calibrate, and which are held out: every third, or the last."""
+    """Returns which batches calibrate, and which are held out: every third, or the last."""
     held_out = list(range(_EVERY - 1, count, _EVERY)) or [count - 1]
     return [i for i in range(count) if i not in held_out], held_out
 

@@ -138,7 +138,7 @@ class ProvenGraph:
         return results
 
     def _is_wasted(self) -> bool:
-        """Whether proofs come to nothing: weights have changed before each of the last calls."""
+        """Returns whether verifying is useless: weights have changed before each recent call."""
         self._changes += 1
         self._wasted = 0 if self._served else self._wasted + 1
         self._served = False
@@ -161,7 +161,7 @@ class ProvenGraph:
         return self._proven(args, admitted[0])
 
     def _proven(self, args: Sequence[Any], in_float: float) -> str:
-        """What is not admitted of the results on held-out batches, in words; empty: nothing."""
+        """Returns why results on held-out batches are not within the tolerance; empty: they are."""
         scores = Scores(self._tolerance)
         start = time.perf_counter()
         with proving(in_float) as proof:

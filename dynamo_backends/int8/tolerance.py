@@ -76,7 +76,7 @@ class Tolerance:
 
     @property
     def judges_all(self) -> bool:
-        """Whether a function of the user's judges the outputs, those that are integers as well."""
+        """Returns whether a function of the user judges all outputs, integers included."""
         return any(callable(measure) for measure, _ in self.bounds)
 
 
@@ -214,7 +214,7 @@ class Scores:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the mean cosine of other samples is within the bound, too, with 97% likelihood.
+        """Returns whether the mean cosine of other samples is within the bound with 97% likelihood.
 
         Of other measures the mean of few batches says nothing about that.
         """
@@ -256,7 +256,7 @@ def _relative(squares: Sequence[tuple[float, float]]) -> float:
 
 
 def _kind_difference(expected: Sequence[Any], results: Sequence[Any], tolerance: Tolerance) -> str:
-    """What is wrong whatever is admitted: number, kinds, NaN, and integers nobody else judges."""
+    """Returns what is wrong under any tolerance: number, dtypes, NaN, unequal integers."""
     if len(expected) != len(results):
         return f"{len(results)} outputs instead of {len(expected)}"
     for i, (e, r) in enumerate(zip(expected, results, strict=True)):

@@ -88,7 +88,7 @@ def _is_faster(x: fx.Node, product: fx.Node, ranged: bool) -> bool:
 
 
 def _by_mkl(weight: Tensor, rows: int) -> Any:
-    """What Inductor calls: MKL with packed weights, or torch's BLAS if it is another one."""
+    """Returns the function that Inductor calls: MKL with packed weights, or another BLAS."""
     if not torch.backends.mkl.is_available():
         return _unpacked(weight)
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)

@@ -88,7 +88,7 @@ class Plan:
 
 
 def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p | None]:
-    """Where the memory of tensors begins, as arguments of a kernel; the tensors must stay alive."""
+    """Returns the addresses of tensors as arguments of a kernel; the tensors must stay alive."""
     return [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors]
 
 

@@ -129,7 +129,7 @@ def replace(nodes: list[fx.Node], call: fx.Node) -> None:
 
 
 def unreduced(node: fx.Node) -> fx.Node:
-    """What a value was before it was cast to bfloat16 (see `reduced`), or the value itself."""
+    """Returns a value before it was cast to bfloat16 (see `reduced`), or the value itself."""
     if node.target is not CAST:
         return node
     source = node.args[0]

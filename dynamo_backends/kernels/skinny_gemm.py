@@ -36,7 +36,7 @@ def _library() -> Any:
 
 
 def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
-    """What compiles the library that a network with such a weight may need, and its arguments."""
+    """Returns what compiles the library for networks with such a weight, and its arguments."""
     is_large = weight.ndim == 2 and weight.numel() >= _LEAST
     return (_library, ()) if is_large and weight.dtype == torch.float32 else None
 

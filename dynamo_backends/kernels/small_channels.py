@@ -81,7 +81,7 @@ def _library(grouped: bool, dtype: torch.dtype) -> Any:
 
 
 def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
-    """What compiles the library that a network with such a weight may need, and its arguments."""
+    """Returns what compiles the library for networks with such a weight, and its arguments."""
     if weight.ndim != 4 or weight.dtype not in KINDS:
         return None
     out, channels, _, width = weight.shape
@@ -95,7 +95,7 @@ def _groups(channels: int, stride: int) -> str:
 
 
 def _function(dtype: torch.dtype, source: torch.dtype, rows: str) -> str:
-    """What is called for weights and images of certain types and one class of rows, in C++."""
+    """Returns the C++ name of the kernel for types of weights and images and a class of rows."""
     number, kind = _NUMBERS[dtype], KINDS[dtype]
     return f"""
 extern "C" void {_name(source, rows)}(const {_NUMBERS[source]}* image, const float* weight,

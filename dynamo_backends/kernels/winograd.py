@@ -70,7 +70,7 @@ def _library() -> Any:
 
 
 def library_for(weight: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
-    """What compiles the library that a network with such a weight may need, and its arguments."""
+    """Returns what compiles the library for networks with such a weight, and its arguments."""
     if weight.ndim != 4 or weight.dtype not in KINDS or weight.shape[1] < _FEW:
         return None
     return (_library, ()) if _filterings(weight) else None
@@ -350,7 +350,7 @@ def _fastest(found: Convolution) -> str:
 
 
 def _safe(weight: Tensor, image: Tensor) -> str:
-    """What wins most often: the filtering with the largest tiles, where an image has several."""
+    """Returns the kernel that wins most often: the largest tiles, if the image has several."""
     filtering = _filterings(weight)[-1]
     return filtering if min(image.shape[2:]) > _FILTERINGS[filtering].m else _DIRECT
 

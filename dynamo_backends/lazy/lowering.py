@@ -200,7 +200,7 @@ _verdicts: dict[str, _Verdict] = {}
 
 
 def why_not(node: fx.Node) -> str | None:
-    """Why a call cannot be recorded; None if it can. Answers are remembered for the process."""
+    """Returns why a call cannot be recorded; None if it can. Caches answers for the process."""
     return _verdict(node).reason or None
 
 

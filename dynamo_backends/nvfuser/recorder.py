@@ -220,7 +220,7 @@ class Value:
         return self.recorder.count(self, dims, less)
 
     def elements(self, dims: Sequence[int]) -> int:
-        """How many elements there are along some dimensions in the graph that is being lowered."""
+        """Returns the number of elements along dimensions in the graph that is being lowered."""
         return math.prod(self.shape[d] for d in dims)
 
 

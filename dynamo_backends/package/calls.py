@@ -70,7 +70,7 @@ def checks_to_dict(checks: PositionChecks | None) -> dict[str, Any] | None:
 
 
 def checks_from_dict(given: Mapping[str, Any]) -> tuple[InputCheck | None, int | None]:
-    """What `checks_to_dict` was given: the check before a call, and the position of the flag.
+    """Returns what `checks_to_dict` was given: the check, and the position of the flag.
 
     Raises:
         PackageError: It calls what is no operator, or names no value.

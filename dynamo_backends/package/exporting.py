@@ -149,7 +149,7 @@ def _check_asked(dynamic_shapes: Any, platforms: Sequence[str]) -> None:
 
 
 def _difference(found: Captured, made: Whole, run: Run) -> str | None:
-    """What distinguishes results of the file from eager's, in words; None: nothing that matters."""
+    """Returns how results of the file differ from eager's, in words; None if they do not."""
     contents, portable = found.contents, found.portable
     bound = Arguments(contents.names, contents.arguments, portable.leaves, portable.given)
     precise = in_float64(portable.module)

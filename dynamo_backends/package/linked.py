@@ -185,7 +185,7 @@ def agree(module: PackagedModule, call: Any, linked: PackagedModule) -> bool:
 
 
 def difference_from_eager(module: PackagedModule, call: Any, run: Callable[..., Any]) -> str | None:
-    """What distinguishes results from those of a module's portable form, in words; None: nothing.
+    """Returns how results differ from those of the portable form; None if they do not.
 
     Args:
         module: The module.

@@ -35,7 +35,7 @@ def described(backend: Backend | None, options: Options | None) -> dict[str, Any
 
 
 def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """How a machine differs from the one where executables were saved, in words; none: it fits.
+    """Returns how this machine differs from that where executables were saved; empty: it fits.
 
     The number of threads is named where the executables' key differs with it.
     """

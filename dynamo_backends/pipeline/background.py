@@ -185,7 +185,7 @@ def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> bool:
 
 
 def is_beside() -> bool:
-    """Whether what the caller compiles is compiled beside calls, so that nobody waits for it."""
+    """Returns whether the caller compiles in the background, so that nobody waits for it."""
     return _worker.is_here
 
 

@@ -185,7 +185,7 @@ class ProgramBuilder:
         return self._split()
 
     def _eager(self) -> dict[fx.Node, str]:
-        """Why calls run in eager: by a rule of the pipeline, or because the backend cannot."""
+        """Returns why calls run in eager: by a rule of the pipeline, or because of the backend."""
         eager: dict[fx.Node, str] = {}
         for node in self._graph.calls:
             source = node.args[0] if node.target is operator.getitem else None
@@ -199,7 +199,7 @@ class ProgramBuilder:
         return eager
 
     def _kept(self, node: fx.Node) -> str | None:
-        """Why a call runs in eager whatever the backend says, or said; None if it need not."""
+        """Returns why a call runs in eager whatever the backend says; None if it need not."""
         if node.name in self._refused:
             return self._refused[node.name]
         if is_replayed(node):
@@ -217,12 +217,12 @@ class ProgramBuilder:
         return KEPT_BY_OPTION if is_named(node, self._options.keep_in_eager) else None
 
     def _is_of_number(self, node: fx.Node) -> bool:
-        """Whether a tensor is made of a number that no executable can tell from its inputs."""
+        """Returns whether a tensor is made of a number that is no input of the executable."""
         number = node.args[0] if node.target is aten.scalar_tensor.default else None
         return isinstance(number, Size) and not (number.expression.free_symbols <= self._dimensions)
 
     def _planned(self) -> Plan:
-        """What the backend makes of the other calls; where it fails to say, they run in eager."""
+        """Returns the backend's plan for the other calls; they run in eager where it fails."""
         graph = self._graph
         calls = [node for node in graph.calls if self._kept(node) is None]
         if not calls:

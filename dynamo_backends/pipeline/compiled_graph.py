@@ -219,7 +219,7 @@ class CompiledGraph:
 
     @property
     def served(self) -> tuple[Served, ...]:
-        """What has served the calls so far; calls of a static graph's program are not counted."""
+        """Returns which programs served how many calls, without those of a static graph."""
         programs = [] if self._is_static else self._served
         eager = [x for x in (self._meanwhile.served, self._eager.served) if x.calls]
         return tuple(map(dataclasses.replace, [*programs, *eager]))

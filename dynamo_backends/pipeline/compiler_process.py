@@ -269,7 +269,7 @@ def _packed(graph: Graph) -> bytes:
 
 
 def _is_on_cpu(graph: Graph) -> bool:
-    """Whether a graph is for the CPU: another process would take a device's memory twice."""
+    """Returns whether a graph is for the CPU: other devices' memory would be taken twice."""
     values = [node.meta.get("val") for node in (*graph.placeholders, *graph.calls)]
     tensors = [t for v in values for t in (v if isinstance(v, list | tuple) else (v,))]
     return all(t.device.type == "cpu" for t in tensors if isinstance(t, Tensor))
@@ -290,7 +290,7 @@ def answered_plan(plan: Plan) -> dict[str, Any]:
 
 
 def answered_error(error: Exception) -> dict[str, Any]:
-    """What a backend raised, as an answer; what is not of this package as a `CompileError`."""
+    """Returns a backend's error as an answer; one of other code as a `CompileError`."""
     if isinstance(error, errors.LoweringError):
         arguments = [error.node_name, error.op, error.reason]
     elif isinstance(error, errors.NotPaddedError):

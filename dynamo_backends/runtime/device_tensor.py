@@ -39,7 +39,7 @@ from dynamo_backends.runtime.device_values import (
 # written in these parts, each by a process that has it; any other is written whole. A tensor is
 # read whole, by each process.
 def part_of(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
-    """Where this process's part of a tensor begins, and its contents; None: it has all of it."""
+    """Returns offset and contents of this process's part of a tensor; None: it has all of it."""
     value = value_of(handle)
     if value is None or value.array is None or value.on_host:
         return None

@@ -35,7 +35,7 @@ class Home(Protocol):
         """
 
     def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
-        """Where this process's part of an array begins, and its contents; None: it has all."""
+        """Returns offset and contents of this process's part of an array; None if it has all."""
 
 
 _homes: dict[str, Home] = {}

@@ -58,7 +58,7 @@ class OutsideInputs:
 
 
 def _is_outside(tensor: Tensor, least: int | None, most: int | None) -> bool:
-    """Whether a value lies outside of its bounds, or an assertion without bounds is false."""
+    """Returns whether a value is out of bounds, or an assertion without bounds is false."""
     if least is None or most is None:
         return not tensor.all().item()
     if tensor.numel() == 0:
@@ -139,7 +139,7 @@ def _is_of_eager(error: BaseException) -> bool:
 
 
 def repeating(compiled: Callable[..., Any], captured: fx.GraphModule) -> Callable[..., Any]:
-    """What calls what was captured in eager where the functional graph of it has raised an error.
+    """Returns a function that runs the captured graph in eager after the functional one raised.
 
     Operators that were decomposed raise other errors than those that the user called.
 

@@ -162,7 +162,7 @@ def _walk(path: Path, create: bool) -> int:
 
 
 def _link(folder: int, name: str, path: Path) -> str:
-    """Where a link leads that nobody else can replace: the folder was checked, or is sticky."""
+    """Returns the target of a link that nobody else can replace."""
     info = os.stat(name, dir_fd=folder, follow_symlinks=False)
     if not stat.S_ISLNK(info.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
@@ -191,7 +191,7 @@ def _check(folder: int, path: Path, is_last: bool) -> None:
 
 @functools.cache
 def _is_own_group(group: int) -> bool:
-    """Whether nobody else is in a group: many systems give each user one of the same name."""
+    """Returns whether a group has no other member: many systems give each user a group."""
     import grp
     import pwd
 

@@ -27,7 +27,7 @@ Names and order are oneDNN's (page "CPU Dispatcher Control" of its developer gui
 
 @functools.cache
 def processor() -> str:
-    """What machine code depends on: architecture and instruction sets, for keys of caches."""
+    """Returns architecture and instruction sets, for cache keys of machine code."""
     digest = hashlib.sha256(_flags().encode()).hexdigest()[:16]
     return f"{platform.machine()} {platform.processor()} {digest}"
 
@@ -65,7 +65,7 @@ def processor_name() -> str:
 
 @functools.cache
 def processor_family() -> str:
-    """Who made the processor, and its family, as "AuthenticAMD 26"; empty where Linux says none."""
+    """Returns vendor and family, such as "AuthenticAMD 26"; empty where Linux has neither."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

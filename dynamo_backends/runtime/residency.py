@@ -54,7 +54,7 @@ class Residency:
         return call
 
     def returned(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """What AOT Autograd made of a captured graph: results that it does not wrap are wrapped."""
+        """Wraps the results of AOT Autograd's function that it does not wrap itself."""
         if self.home is None:
             return compiled
         home = self.home

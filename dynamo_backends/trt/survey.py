@@ -227,7 +227,7 @@ def _parse(model: bytes, part: Graph, settings: Settings) -> Mapping[str, str]:
 
 
 def _complaints(parser: Any, nodes: Any) -> dict[str, str]:
-    """Why calls are not taken: those that errors name, and those that are in no subgraph."""
+    """Returns why calls are not taken: by errors, or because they are in no subgraph."""
     found: dict[str, str] = {}
     for i in range(parser.num_errors):
         error = parser.get_error(i)

@@ -86,7 +86,7 @@ class _Search:
         self._known: dict[tuple[int, int], str] = {}
 
     def wrong(self, start: int, end: int) -> str:
-        """What is wrong with the calls from `start` up to `end`; empty: nothing that is known."""
+        """Returns what is wrong with the calls from `start` to `end`; empty if nothing is known."""
         if (start, end) not in self._known:
             try:
                 self._known[start, end] = self._try(start, end)

@@ -156,7 +156,7 @@ def difference(
 
 
 def is_close(expected: Tensor, result: Tensor, tolerance: float = TOLERANCE) -> bool:
-    """Whether a result is so close to eager's that no reference is needed; in little memory.
+    """Returns whether a result is so close to eager's that no reference is needed.
 
     Args:
         expected: Eager's result.
@@ -198,7 +198,7 @@ def _is_near(expected: Tensor, result: Tensor) -> bool:
 def is_accurate(
     expected: Tensor, result: Tensor, precise: Tensor, tolerance: float = TOLERANCE
 ) -> bool:
-    """Whether a result of eager's dtype and shape is close to eager's, or as close to float64's."""
+    """Returns whether a result is close to eager's, or as close to the float64 reference."""
     if not is_inexact(expected):
         return torch.equal(expected, result)
     e, r, p = expected, result, precise
@@ -277,7 +277,7 @@ class Spread:
         return accurate or not self._is_unexplained()
 
     def is_explained_by(self, disturbed: Tensor) -> bool:
-        """Whether it is no farther off than disturbed computations are, this one and earlier."""
+        """Returns whether it is no farther off than disturbed computations are."""
         self._add(disturbed)
         return not self._is_unexplained()
 
@@ -312,7 +312,7 @@ class Spread:
         return int(unexplained.sum()) > _UNEXPLAINED * int(off.sum())
 
     def _are_strays(self, unexplained: Tensor, distances: Tensor) -> bool:
-        """Whether few elements are off, which noise reaches, and about as far as it moved others.
+        """Returns whether few elements are off, about as far as noise moves others.
 
         The first step of Adam is the sign of the gradient, so that of a gradient near zero goes
         either way; `round` goes either way near a half. Noise turns some of these around, another

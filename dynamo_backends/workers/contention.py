@@ -65,7 +65,7 @@ class System:
         return None
 
     def preemptions(self) -> int:
-        """How often threads of this process had to leave a processor; 0 where nobody counts."""
+        """Returns how often threads of this process were preempted; 0 where that is not counted."""
         try:
             from resource import RUSAGE_SELF, getrusage
         except ImportError:  # Windows
@@ -102,7 +102,7 @@ class Contention:
 
     @property
     def even(self) -> bool:
-        """Whether the times that count agree: a thread may also wait without being preempted."""
+        """Returns whether the undisturbed times agree."""
         return self.scattered <= _MOST_SCATTERED
 
     def __str__(self) -> str:

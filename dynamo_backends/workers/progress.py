@@ -40,7 +40,7 @@ class Progress:
         """
 
     def ended(self, row: Any) -> None:
-        """What became of it, before it is measured; here nobody is told."""
+        """Reports the end of a compilation; here nobody is told."""
 
     def leads(self, name: str) -> None:
         """A candidate is right and clearly faster than eager; others are still to be tried.

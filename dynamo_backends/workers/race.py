@@ -329,7 +329,7 @@ class Race:
         return all(len(each.times) >= ENOUGH for each in samples) and self._watch.idle()
 
     def _is_apart(self, active: Sequence[str]) -> bool:
-        """Whether the leader's slowest undisturbed sample is well below all those of the others."""
+        """Returns whether the leader's slowest undisturbed sample is well below all others."""
         samples = {n: self._samples[n].undisturbed() for n in active}
         if min(map(len, samples.values())) < _APART_ROUNDS:
             return False
@@ -338,7 +338,7 @@ class Race:
         return not others or max(samples[leader]) * _APART < min(others)
 
     def _is_lost(self, active: Sequence[str]) -> bool:
-        """Whether a race that waits for undisturbed samples has none: it will not be clear."""
+        """Returns whether a race that waits for undisturbed samples gets none."""
         if self._patience <= 1 or any(any(self._samples[n].quiet) for n in active):
             return False
         return not self._watch.idle()

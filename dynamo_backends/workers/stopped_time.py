@@ -66,7 +66,7 @@ def follow(arguments: list[str]) -> None:
 
 
 def is_stopped_by_parent() -> bool:
-    """Whether the process that started this one stops it at times, with all that it starts."""
+    """Returns whether the parent process stops this one at times."""
     return _own is not None
 
 

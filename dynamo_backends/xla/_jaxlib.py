@@ -269,7 +269,7 @@ def _handler(output: Any, device: Any) -> Any:
 
 
 def _result_handler(aval: Any, sharding: Any) -> Any:
-    """What makes an array of a result. jaxlib 0.11 checks nothing, and takes no word of it."""
+    """Returns the function that makes an array of a result, for any version of jaxlib."""
     checks = {} if jaxlib.version.__version_info__ >= (0, 11) else {"_skip_checks": True}
     return xc.array_result_handler(aval, sharding, committed=True, **checks)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def has_tpu() -> bool:
-    """Whether there are a TPU and the library for it, which jax finds in these two places."""
+    """Returns whether there are a TPU and its library, in the two places where jax looks."""
     if not is_there("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
         return False
     from dynamo_backends.xla._jaxlib import tpu_chips

@@ -87,7 +87,7 @@ class ResidentStep(StepProgram):
         return _jaxlib.caller(self.executable, self._device.handle)
 
     def _same(self, place: int, tensor: Tensor) -> Tensor:
-        """What is on the device already in the place of an equal tensor: numbers, constants."""
+        """Returns an equal value that is on the device already: numbers, constants."""
         if place not in self._few or isinstance(tensor, DeviceTensor):
             return tensor
         known = self._known.get(place)

@@ -54,7 +54,7 @@ class Device:
 
     @property
     def is_remote(self) -> bool:
-        """Whether torch has no tensors in its memory, so that values stay there as they are."""
+        """Returns whether torch has no access to the device's memory."""
         return self.platform not in ("cpu", "cuda")
 
     @property

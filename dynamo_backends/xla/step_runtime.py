@@ -25,7 +25,7 @@ from dynamo_backends.xla.updating import Launch
 
 
 def in_one_dimension(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """What a step is given, and returns, of an array that it updates; for matrices and the like.
+    """Returns the description of an array that a step updates, in one dimension.
 
     XLA's loops use vectors along the last dimension only, and an update needs no other.
     """

@@ -44,7 +44,7 @@ def positions(sizes: Sizes) -> int:
 
 
 def waste(bounds: Sizes, sizes: Sizes) -> float:
-    """How many times the positions are computed that there are; infinite: they are too many."""
+    """Returns the ratio of computed to real positions; infinite if the bounds are too small."""
     if any(n > bounds[s] for s, n in sizes.items()):
         return math.inf
     return positions(bounds) / positions(sizes)

@@ -21,7 +21,7 @@ _REDUCED = {"sum": jax.lax.psum, "avg": jax.lax.pmean, "max": jax.lax.pmax, "min
 
 
 def is_collective(node: fx.Node) -> bool:
-    """Whether a call talks to other processes; waiting for one that does is no such call."""
+    """Returns whether a call exchanges data with other processes; waiting does not."""
     return getattr(node.target, "namespace", "") == NAMESPACE and not is_wait(node)
 
 

@@ -153,7 +153,7 @@ class ConvShape:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is to be multiplied: the result is all zeros or has no elements."""
+        """Returns whether the result is all zeros or has no elements."""
         return 0 in self.out_shape or 0 in (*self.spatial, *self.kernel, self.in_channels)
 
     def one_of(self, parts: int) -> ConvShape:

@@ -135,7 +135,7 @@ class GraphLowering:
     def _storage_of_pointwise(
         self, node: fx.Node
     ) -> tuple[Callable[[fx.Node], Any], Callable[[Any], Any]]:
-        """How to read the operands of a pointwise call so that they agree, and what to make of it.
+        """Returns in which layout to read a pointwise call's operands and store its result.
 
         Operands of one dimension win if none has to be broadcast, then those stored channels last.
         """

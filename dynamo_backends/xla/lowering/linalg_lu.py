@@ -173,7 +173,7 @@ def lu_solve(
 
 @functools.cache
 def _solve_transposes() -> bool:
-    """Whether this torch's `_linalg_solve_ex` factorises `A.mT` too: it depends on the version."""
+    """Returns whether this torch's `_linalg_solve_ex` factorises `A.mT`, too."""
     with disable_current_modes(), torch.no_grad():
         a = torch.tensor([[1.0, 2.0], [4.0, 1.0]])
         factors = torch.ops.aten._linalg_solve_ex.default(a, torch.ones(2))[1]

@@ -159,7 +159,7 @@ def stored_axis(x: Value, dim: int) -> int:
 
 
 def wants_channels_last(ctx: Context, x: Value) -> bool:
-    """Whether the result of a convolution or pooling of `x` is to be stored channels last."""
+    """Returns whether the result of a convolution or pooling is stored channels last."""
     return ctx.options.channels_last or isinstance(x, ChannelsLast)
 
 

@@ -226,7 +226,7 @@ def planned_together(graph: Graph, plan: Plan) -> Plan:
 
 
 def why_apart(offers: Sequence[Offer]) -> str | None:
-    """Why programs of XLA's cannot exchange what the processes' graphs do; None: they can."""
+    """Returns why XLA's programs cannot exchange what the graphs do; None if they can."""
     first = offers[0]
     for rank, other in enumerate(offers):
         if other.graph == first.graph:

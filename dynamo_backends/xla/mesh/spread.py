@@ -74,7 +74,7 @@ class Spread:
 
 
 def _is_called(name: str, pattern: str) -> bool:
-    """Whether a pattern is of a name: as of `named_parameters()`, or with the model's own."""
+    """Returns whether a pattern matches a name of `named_parameters()`."""
     return fnmatchcase(name, pattern) or fnmatchcase(name.partition(".")[2], pattern)
 
 

@@ -304,7 +304,7 @@ def _accumulate(node: Any, arrived: list[Tensor | None]) -> None:
 
 
 def _references() -> int:
-    """What `sys.getrefcount(gradient)` is in `_accumulate` if nobody else has the gradient."""
+    """Returns `sys.getrefcount` of a gradient in `_accumulate` to which nothing else refers."""
     values = [torch.empty(0)]
     value = values.pop()
     return sys.getrefcount(value)

@@ -47,7 +47,7 @@ def begin_alike(ranks: Ranks, parallel: Parallel, inventory: Inventory, home: st
 
 
 def whole_batch(parallel: Parallel, batch: Sequence[Any]) -> list[Any]:
-    """What stands for the batch of all processes while a step is captured; it has no contents.
+    """Returns a tensor without contents that stands for the batch of all processes.
 
     Raises:
         StepCaptureError: One of its tensors requires a gradient.

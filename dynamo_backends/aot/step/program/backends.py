@@ -63,7 +63,7 @@ class StepBackend:
 
     @property
     def draws_seeds(self) -> bool:
-        """Whether steps draw by themselves, from seeds that torch draws (see `seed_draws`)."""
+        """Returns whether steps draw from seeds that torch draws (see `seed_draws`)."""
         return self.home is not None and self.target is None
 
 

@@ -409,7 +409,7 @@ class _Call:
 
 
 def _function_of(view: fx.Node) -> Any:
-    """What makes a view; for a call that makes a tensor a view of itself, what makes another."""
+    """Returns the function that makes a view."""
     target: Any = view.target
     if target is operator.getitem or torch.Tag.inplace_view not in target.tags:
         return target

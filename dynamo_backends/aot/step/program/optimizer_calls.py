@@ -55,7 +55,7 @@ def _restoring(
 
 
 def formula_of(optimizer: Optimizer) -> Callable[..., Any] | None:
-    """What takes the place of an optimizer's `step` while it is captured; None if nothing does."""
+    """Returns the function that replaces an optimizer's `step` during capture, or None."""
     return _FORMULAS.get(type(optimizer))
 
 

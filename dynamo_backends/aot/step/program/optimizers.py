@@ -24,7 +24,7 @@ _ONE_BY_ONE = {"foreach": False, "fused": None}
 
 
 def has_formulas_for_graphs(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is captured with `capturable=True`, which torch allows on CPUs if it compiles."""
+    """Returns whether it is captured with `capturable=True`."""
     return type(optimizer).__name__ in _BRANCHING
 
 

@@ -92,5 +92,5 @@ class CopyingProgram(StepProgram):
 
 
 def is_borrowed(output: Any) -> bool:
-    """Whether an output of a graph shares memory with an input, which a step may overwrite."""
+    """Returns whether an output shares memory with an input that a step may overwrite."""
     return isinstance(output, fx.Node) and root(output).op == "placeholder"

@@ -47,7 +47,7 @@ def dtype_of(value: Any) -> torch.dtype:
 
 
 def common_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
-    """What numbers that meet these tensors are cast to; None if torch promotes as for numbers."""
+    """Returns the dtype to which numbers are cast beside these tensors; None: torch's promotion."""
     if any(t.ndim and t.dtype.is_floating_point | t.dtype.is_complex for t in tensors):
         return None
     dtype = tensors[0].dtype

@@ -231,7 +231,7 @@ class StepComparison:
         return f"output {place - len(self._updated)}"
 
     def _change(self, place: int, value: Tensor) -> Tensor:
-        """What is compared of a result: of an update, how it changed the contents, made larger."""
+        """Returns what to compare of a result: of an update, the scaled change."""
         if place >= len(self._updated) or not is_inexact(value):
             return value
         before = self._before[self._updated[place]].to(value.dtype)

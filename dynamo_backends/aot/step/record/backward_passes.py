@@ -114,7 +114,7 @@ class NestedPasses:
 
     @property
     def depth(self) -> int:
-        """How many passes the one that is running is part of; -1: torch's own engine runs it."""
+        """Returns the nesting depth of the running pass; -1 if torch's own engine runs it."""
         return len(self._open) - 1 if graph_task() == NO_TASK else -1
 
     def queue_callback(self, callback: Callable[[], Any]) -> None:

@@ -124,7 +124,7 @@ def refs(template: Template) -> list[int]:
 
 
 def same_constant(a: Any, b: Any) -> bool:
-    """Whether two constants are the same to torch: also the sign of zero, and nan is nan."""
+    """Returns whether two constants are equal to torch: signs of zero count, NaN equals NaN."""
     if type(a) is not type(b):
         return False
     if type(a) is float:

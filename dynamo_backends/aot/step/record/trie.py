@@ -287,7 +287,7 @@ class Trie:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to begin anew: ways that are dropped leave their numbers behind."""
+        """Returns whether the trie has to be rebuilt: dropped paths leave numbers behind."""
         return len(self.specs) > MAX_TENSORS
 
     def promote(self, node: Node, places: list[Place]) -> None:

@@ -34,7 +34,7 @@ def value_at(group: Mapping[str, Any], key: str, index: int | None) -> Any:
 
 
 def group_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Place]:
-    """Where numbers that become inputs are: a group, its key, and the index if it is a tuple."""
+    """Returns the places of numbers that become inputs: group, key, and index in a tuple."""
     for optimizer, group, key, index, value in _entries(optimizers):
         if _is_input(optimizer, key, index, value):
             yield group, key, index

@@ -183,7 +183,7 @@ class PaddedCall:
         return self._lower({k: v for k, v in arguments.items() if v is not None}, {})
 
     def run_aligned(self, operands: Mapping[fx.Node, Operand]) -> Any:
-        """What the lowering makes of operands whose positions were moved (see `aligned`)."""
+        """Returns the lowering's result for operands whose positions were moved (see `aligned`)."""
         moved = {n: x.array for n, x in operands.items() if x.extents != self.operand(n).extents}
         return self._lower({}, moved)
 

@@ -58,7 +58,7 @@ class Validity:
         return result
 
     def places(self, target: Extent, source: Extent) -> jax.Array:
-        """Where each valid position of an extent is in another with the same valid positions."""
+        """Returns where each valid position of an extent is in another with as many."""
         grid = [factor.bound for factor in target]
         number = jnp.zeros(grid, jnp.int32)
         for axis, factor in enumerate(target):

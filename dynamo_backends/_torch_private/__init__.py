@@ -1,4 +1,4 @@
-"""Every private torch API that this package uses, in one place; Dynamo's own hooks beside them.
+"""Collects every private torch API that this package uses, with hooks of Dynamo beside them.
 
 Each module lists what it reaches for with the torch versions for which it was checked. "2.11+"
 stands for 2.13.0, with which every change is tested, and for 2.11.0, 2.12.1, 2.14.1 and 2.15.0:

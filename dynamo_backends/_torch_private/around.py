@@ -1,4 +1,4 @@
-"""What acts on a training step from outside of it: hooks of nodes and of the process, and wrappers.
+"""Finds hooks and wrappers that act on a training step from outside of it.
 
 | what | checked |
 |---|---|

@@ -1,4 +1,4 @@
-"""What is known of the symbols of a capture, for those who compile it after Dynamo's call.
+"""Keeps the symbols of a capture for those who compile it after Dynamo's call.
 
 | what | checked |
 |---|---|

@@ -1,4 +1,4 @@
-"""What a forked child must not take over from threads that it does not have.
+"""Makes locks that a forked child does not inherit from threads that it lacks.
 
 | what | checked |
 |---|---|

@@ -1,4 +1,4 @@
-"""What Dynamo and AOT Autograd note in the graphs that they make.
+"""Reads what Dynamo and AOT Autograd note in the graphs that they make.
 
 | what | checked |
 |---|---|

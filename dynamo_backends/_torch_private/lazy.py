@@ -1,4 +1,4 @@
-"""Lazy Tensor Core.
+"""Wraps the private API of Lazy Tensor Core.
 
 | what | checked |
 |---|---|

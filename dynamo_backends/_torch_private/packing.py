@@ -42,7 +42,7 @@ class UnserializableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Functions:
-    """What graphs call besides operators.
+    """The functions that graphs call besides operators.
 
     Attributes:
         name_of: The name of a function; None: it has none.

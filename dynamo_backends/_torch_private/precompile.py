@@ -1,4 +1,4 @@
-"""What torch keeps of a compiled function for later processes ("precompilation").
+"""Wraps torch's precompilation, which keeps compiled functions for later processes.
 
 Imported apart, and only where torch is going to keep something: it loads Inductor's output types.
 

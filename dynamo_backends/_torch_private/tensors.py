@@ -140,7 +140,7 @@ def surely(condition: bool | torch.SymBool) -> bool:
 
 
 class TensorProperties:
-    """Whether tensors still have the dtypes, devices, sizes, strides and requires_grad they had.
+    """The dtypes, devices, sizes, strides and requires_grad of tensors, to detect changes.
 
     One call of Dynamo's own guard for all of them: less than asking each for a single property.
     """

@@ -1,4 +1,4 @@
-"""What is known of a captured graph's inputs: names, shared memory, in-place updates, roles."""
+"""Analyses a captured graph's inputs: names, shared memory, in-place updates, roles."""
 
 import operator
 import re
@@ -36,7 +36,7 @@ class CapturedInput:
 
 @dataclass(frozen=True)
 class CaptureFacts:
-    """What was found in the graph that Dynamo captured, before AOT Autograd made it functional.
+    """The facts about a graph that Dynamo captured, before AOT Autograd made it functional.
 
     Attributes:
         inputs: One per input.

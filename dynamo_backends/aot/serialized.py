@@ -109,7 +109,7 @@ def pickled_if_kept(compile_graph: GraphCompiler, complete: bool) -> bytes | Non
 
 @dataclass(frozen=True)
 class Remaking:
-    """How a later process compiles a functional graph again.
+    """The recipe by which a later process compiles a functional graph again.
 
     Attributes:
         compile_graph: The compiler; it has been pickled before.

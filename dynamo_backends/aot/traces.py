@@ -50,7 +50,7 @@ class _UnnamedError(Exception):
 
 
 class Traces:
-    """Where the functional graph of a captured graph is kept.
+    """The cache on disk of captured graphs' functional graphs.
 
     Args:
         key: What it is found by; None: it is not kept.

@@ -1,4 +1,4 @@
-"""The backend `autotune`."""
+"""Defines the backend `autotune`."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Autotune(Backend):
-    """For each graph the fastest backend whose results were verified."""
+    """The backend that chooses for each graph the fastest backend whose results are right."""
 
     name = "autotune"
     summary = "for each graph the fastest backend whose results were verified"

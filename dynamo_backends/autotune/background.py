@@ -26,7 +26,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class BackgroundTunedGraph:
-    """What Dynamo calls in place of a graph.
+    """The function that Dynamo calls while a graph is tuned in the background.
 
     Args:
         subject: The graph; its values are copied.

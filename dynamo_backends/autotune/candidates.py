@@ -1,4 +1,4 @@
-"""Who takes part: this package's backends, torch's, and those of other packages."""
+"""Lists the candidates: this package's backends, torch's, and those of other packages."""
 
 import contextlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""What was decided for which graph, on disk: JSON files that processes and machines can share.
+"""Stores decisions on disk, as JSON files that processes and machines can share.
 
 One file per decision, written whole under its key: a hash of the graph, its inputs, the machine,
 and all versions. A file that is damaged, or is not what its name says, is ignored with a warning,
@@ -36,7 +36,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Decision:
-    """Which candidate runs a graph.
+    """The candidate that was chosen for a graph, with the measurements.
 
     Attributes:
         key: What it was decided for (see `key_of`), a hash.

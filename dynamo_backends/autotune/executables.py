@@ -1,4 +1,4 @@
-"""What runs instead of a captured function or a functional graph, once autotune has chosen.
+"""Runs what autotune chose for a captured function or a functional graph.
 
 `compile_function` is the way of a graph of Dynamo's from top to bottom. A functional graph is an
 `Executable` whose first call chooses, for its inputs are known then.

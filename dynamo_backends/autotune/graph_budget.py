@@ -14,7 +14,7 @@ _MEASURING = 2.0  # times as long as the reference: what verifying and measuring
 
 
 class GraphBudget:
-    """What the budget allows for one graph; made when tuning of the graph begins.
+    """The time that tuning may spend on one graph; made when its tuning begins.
 
     Args:
         budget: Of the process.

@@ -1,4 +1,4 @@
-"""What autotune expects of candidates before it compiles them.
+"""Predicts speedup and compile time of candidates before they are compiled.
 
 `TABLE` is written by hand. `CostModel` corrects it by the decisions on this disk, and orders the
 candidates; `CandidatePruner` leaves out those that are not worth a compilation. Predictions decide
@@ -177,7 +177,7 @@ _OTHER_FAMILY = 0.1
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is expected of a candidate.
+    """The predicted speedup and compile time of a candidate.
 
     Attributes:
         compile_s: Seconds of compilation.
@@ -292,7 +292,7 @@ def _blend(found: Sequence[tuple[float, float]], prior: float) -> float:
 
 
 class CandidatePruner:
-    """Of the candidates of one tuning session.
+    """Decides which candidates of one tuning session are not compiled.
 
     What is expected may be wrong. So who was left out because the best one was expected to be
     faster than it turned out to be has its turn after the first measurement.

@@ -88,7 +88,7 @@ def failure_of(reports: Sequence[GraphReport]) -> str:
 
 @dataclass
 class Workload:
-    """What candidates are verified and measured on: eager, and inputs.
+    """The computation on which candidates are verified and measured: eager, and inputs.
 
     Attributes:
         original: Eager.
@@ -139,7 +139,7 @@ class Workload:
 
 @dataclass
 class Outcome:
-    """What a tuning session ended with.
+    """The result of a tuning session.
 
     Attributes:
         winner: Name of the candidate that was chosen.
@@ -163,7 +163,7 @@ class Outcome:
 
 
 class TuningSession:
-    """One session.
+    """Compiles, verifies and measures the candidates of one graph.
 
     Args:
         workload: What they are verified and measured on.

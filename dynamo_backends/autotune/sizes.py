@@ -32,7 +32,7 @@ Key = tuple[int, ...]
 
 
 class Traffic:
-    """What calls a graph with symbols gets.
+    """The sizes of the calls of a graph with symbols.
 
     Args:
         names: Of the inputs that are symbols, by position, as in the user's code.
@@ -121,7 +121,7 @@ def schedule(counts: Sequence[int]) -> list[int]:
 
 
 class Assumed:
-    """What a compiled graph assumes of sizes beyond Dynamo's guards.
+    """The assumptions about sizes that a compiled graph adds to Dynamo's guards.
 
     Args:
         assumptions: Over the symbols.
@@ -322,7 +322,7 @@ def _alike(old: Sequence[list[str]], new: Sequence[list[str]], places: Sequence[
 
 
 class Symbols:
-    """What is known of a graph with symbols, to compile it after Dynamo's call.
+    """The symbols of a graph, kept to compile it after Dynamo's call.
 
     Args:
         captured: The graph.

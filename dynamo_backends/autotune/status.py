@@ -1,4 +1,4 @@
-"""Where tuning beside the calls stands: `tuning_status`, `wait_for_tuning`."""
+"""Reports where background tuning stands: `tuning_status`, `wait_for_tuning`."""
 
 import itertools
 import logging
@@ -21,7 +21,7 @@ State = Literal["queued", "tuning", "loading", "serving", "gave up"]
 
 @dataclass(frozen=True)
 class TuningStatus:
-    """Where tuning of one graph stands that runs in eager meanwhile.
+    """The state of the background tuning of one graph.
 
     Attributes:
         graph: Which one, in words.

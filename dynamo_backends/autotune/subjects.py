@@ -1,4 +1,4 @@
-"""What candidates compete to run: here a function that Dynamo captured.
+"""Defines what candidates compete to run; here a function that Dynamo captured.
 
 A subject says who competes, what a decision about it depends on, how a candidate compiles it, and
 what the results are compared with. `GraphTuner` does the same with all of them; `graph_subjects`
@@ -50,7 +50,7 @@ log = logging.getLogger("dynamo_backends")
 
 @dataclass(frozen=True)
 class TuningKey:
-    """What a decision depends on, and what is written about it.
+    """The key of a decision, and what is written about it.
 
     Attributes:
         kind: Of graph, as in `Decision.graph`.
@@ -106,7 +106,7 @@ def work_of(graph: fx.GraphModule) -> dict[str, float]:
 
 
 class Subject(ABC):
-    """What candidates compete to run.
+    """A function, graph or step for which candidates compete.
 
     Attributes:
         options: Of autotune.

@@ -27,7 +27,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class TuningResult(NamedTuple):
-    """Who is to run a subject.
+    """The candidate that is to run a subject, with what was measured.
 
     Attributes:
         winner: Name of the candidate.

@@ -83,7 +83,7 @@ class Task:
 
 
 class TuningProgressListener:
-    """What the other process said of a task before it answered, or was lost.
+    """Collects the messages of the tuning process until it answers or is lost.
 
     Args:
         task: The task.

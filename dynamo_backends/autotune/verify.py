@@ -1,4 +1,4 @@
-"""Whether a candidate does what eager does: values, types, memory, inputs, twice and on others.
+"""Checks that a candidate does what eager does: values, types, memory, mutation.
 
 Random numbers: each trial starts from the same state of torch's generators, so a candidate that
 draws other numbers than eager is excluded. Those of this package draw torch's numbers, and
@@ -34,7 +34,7 @@ log = logging.getLogger("dynamo_backends")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a trial found.
+    """The result of verifying a candidate.
 
     Attributes:
         wrong: What is wrong, in words; empty if nothing is.

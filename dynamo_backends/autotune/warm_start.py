@@ -1,4 +1,4 @@
-"""Who was right and fast for graphs of the same function at other sizes.
+"""Remembers which candidates were right and fast for the same function at other sizes.
 
 Dynamo captures a function with the sizes of its first call, and with symbols once a size changes.
 The first graph may take all of the budget, and the one that serves all later calls would stay in

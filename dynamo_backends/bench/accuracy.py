@@ -1,4 +1,4 @@
-"""Whether a compiled model is as accurate as eager, by the rule of PyTorch's benchmark runners."""
+"""Checks whether a compiled model is as accurate as eager, by the rule of PyTorch's runners."""
 
 import copy
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _CHUNK = 1 << 22  # elements
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How a compiled model's outputs compare with eager's.
+    """The comparison of a compiled model's outputs with eager's.
 
     Attributes:
         passed: Whether they are as accurate as eager's.

@@ -1,4 +1,4 @@
-"""What a benchmark run consists of: cells, how they are measured, and what came of each."""
+"""Defines the cells of a benchmark run, how they are measured, and their outcomes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sized
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class How:
-    """Where models come from and how they are measured.
+    """The source of the models, and how they are measured.
 
     Attributes:
         suite: As the command line names it, see `bench.sources`.
@@ -102,7 +102,7 @@ class Speedup:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a cell; times in seconds, memory in bytes, None where it was not measured.
+    """The outcome of a cell; times in seconds, memory in bytes, None if not measured.
 
     Attributes:
         status: As PyTorch's benchmark runners name it.

@@ -60,7 +60,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs say about each other.
+    """The regressions and improvements between two runs.
 
     Attributes:
         changes: Each cell that both have, regressions first, then improvements.

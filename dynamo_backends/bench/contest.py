@@ -1,4 +1,4 @@
-"""Who competed for a graph, how fast and exact each was, and why it lost: for pages."""
+"""Describes for pages who competed for a graph, how fast and exact each was, why it lost."""
 
 import math
 import statistics
@@ -33,7 +33,7 @@ HEADS = (
 
 @dataclass(frozen=True)
 class Contest:
-    """What a page shows of it.
+    """The candidates of a graph, as a page shows them.
 
     Attributes:
         title: What was competed for.

@@ -18,7 +18,7 @@ _TICKS = (1, 1.25, 1.5, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 @dataclass(frozen=True)
 class Line:
-    """A candidate's dots.
+    """The dots of one candidate.
 
     Attributes:
         label: Its name and result.
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot.
+    """The plot of a graph's candidates.
 
     Attributes:
         title: Such as the model, and mode, dtype and batch where a run has several.
@@ -66,7 +66,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Series:
-    """What a plot shows of a candidate.
+    """The samples of one candidate in a plot.
 
     Attributes:
         name: Its name.
@@ -162,7 +162,7 @@ _LOWEST, _HIGHEST = 1e-9, 1.0
 
 @dataclass(frozen=True)
 class ErrorLine:
-    """A candidate's error.
+    """The error of one candidate.
 
     Attributes:
         label: Its name and error.
@@ -183,7 +183,7 @@ class ErrorLine:
 
 @dataclass(frozen=True)
 class ErrorPanel:
-    """The plot.
+    """The plot of candidates' errors.
 
     Attributes:
         width: Of the drawing.

@@ -1,4 +1,4 @@
-"""What measurements depend on: versions, devices, and what else the machine does."""
+"""Describes what measurements depend on: versions, devices, other load of the machine."""
 
 import os
 import platform

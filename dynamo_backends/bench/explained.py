@@ -1,4 +1,4 @@
-"""What an explained model gains: graphs in eager and compiled; why it is slower."""
+"""Measures the graphs of an explained model in eager and compiled, and why it is slower."""
 
 import contextlib
 import logging
@@ -50,7 +50,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Times:
-    """What was measured of an explained model.
+    """The measured times of an explained model.
 
     Attributes:
         call: Whole calls; with gradients, forward and backward.

@@ -41,7 +41,7 @@ class _GraphView:
 
 @dataclass(frozen=True)
 class _ReportView:
-    """What the pipeline made of it."""
+    """The report of a graph, as the page shows it."""
 
     sentence: str
     fallbacks: list[tuple[str, str]]

@@ -1,4 +1,4 @@
-"""What the processes of a cell do: measure a backend from cold, and start once more from warm."""
+"""Runs in the processes of a cell: measures a backend from cold, and again from warm."""
 
 import gc
 import statistics
@@ -71,7 +71,7 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
 
 
 class Expected(NamedTuple):
-    """What a backend's results are compared with, see `accuracy.compare_outputs`."""
+    """The results with which a backend's are compared (see `accuracy.compare_outputs`)."""
 
     eager: Any
     precise: Any

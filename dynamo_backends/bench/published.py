@@ -28,7 +28,7 @@ _Kind = tuple[str, str, str, int | None]
 
 @dataclass(frozen=True)
 class Rate:
-    """What a backend does with the models of a run, in one mode, dtype and batch size.
+    """The outcomes of one backend for the models of a run, in one mode, dtype and batch size.
 
     Attributes:
         name: The backend, and the mode if the run has several.

@@ -1,4 +1,4 @@
-"""Where the models of a benchmark run come from."""
+"""Finds the models of a benchmark run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

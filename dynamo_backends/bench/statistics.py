@@ -1,4 +1,4 @@
-"""Which of several ways is faster, and how probable it is that the difference is noise.
+"""Decides which of several programs is faster, and how likely the difference is noise.
 
 Candidates are interleaved: each round times every one of them once, in a random order, so that a
 machine that slows down for a while slows them all. Before each there is a pause, in which the

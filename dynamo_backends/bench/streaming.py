@@ -1,4 +1,4 @@
-"""What the processes of a cell do whose model answers requests of changing sizes."""
+"""Runs in the processes of a cell whose model answers requests of changing sizes."""
 
 import copy
 import dataclasses

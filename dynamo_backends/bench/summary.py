@@ -1,4 +1,4 @@
-"""What a run says of each backend: pass rate, speedup, compile time, memory."""
+"""Summarizes a run by backend: pass rate, speedup, compile time, memory."""
 
 import statistics
 from collections import Counter

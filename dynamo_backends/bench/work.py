@@ -70,7 +70,7 @@ def tolerance(dtype: str, mode: Mode) -> float:
 
 
 class Work:
-    """What a cell does again and again.
+    """The computation that a cell repeats.
 
     Args:
         case: The model and its inputs.

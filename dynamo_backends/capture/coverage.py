@@ -27,7 +27,7 @@ from dynamo_backends.interface.report import GraphReport, Served, record
 
 @dataclass
 class GraphCoverage:
-    """One captured graph.
+    """The coverage of one captured graph: its operators, calls and seconds.
 
     Attributes:
         function: Where it comes from, "name (file:line)".
@@ -59,7 +59,7 @@ class Recompiled:
 
 @dataclass
 class Coverage(Rendered):
-    """What `coverage` found.
+    """The result of `coverage`: what ran in graphs, what in eager, and why.
 
     Attributes:
         graphs: The captured graphs that ran, in the order of their first calls.
@@ -334,7 +334,7 @@ def reset() -> None:
 
 
 class NoCompilation(Scope):
-    """What `run` returns."""
+    """The decorator and context manager that `run` returns."""
 
     def __repr__(self) -> str:
         """As a call that makes it."""
@@ -354,7 +354,7 @@ class NoCompilation(Scope):
 
 
 class Disable(Scope):
-    """What `disable` returns."""
+    """The decorator and context manager that `disable` returns."""
 
     def __repr__(self) -> str:
         """As a call that makes it."""

@@ -1,4 +1,4 @@
-"""What became of a program under a compiler: the result of `explain`, as data."""
+"""Defines the result of `explain`, as data."""
 
 import json
 import os
@@ -57,7 +57,7 @@ class GraphExplanation:
 
 @dataclass(frozen=True)
 class Explanation(Rendered):
-    """What became of a function or module; `print` it, or take it as data.
+    """The report of a function or module under a compiler; `print` it, or use it as data.
 
     Attributes:
         function: Its name.

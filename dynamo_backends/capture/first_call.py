@@ -218,7 +218,7 @@ def optimize(
 
 
 class Optimize(Scope):
-    """What `optimize` returns.
+    """The decorator and context manager that `optimize` returns.
 
     Attributes:
         backend: What Dynamo calls: the same object for equal arguments of `optimize`, so that

@@ -19,7 +19,7 @@ from dynamo_backends.capture.breaks import (
 
 @dataclass(frozen=True)
 class Guard:
-    """One condition.
+    """One condition of a captured frame, and the line that needs it.
 
     Attributes:
         name: What is looked at, such as "x" or "self.training"; empty for global state.

@@ -32,7 +32,7 @@ _FRAME = re.compile(r"^\d+/\d+: ")
 
 @dataclass(frozen=True, eq=False)
 class GraphSize:
-    """A captured graph.
+    """The number of operators and inputs of a captured graph.
 
     Attributes:
         function: Where it comes from, "name (file:line)".
@@ -47,7 +47,7 @@ class GraphSize:
 
 
 class Listener(Protocol):
-    """What a meter tells."""
+    """The interface to which a meter reports."""
 
     def eager_op(self, name: str, seconds: float) -> None:
         """An ATen call ran outside every graph."""

@@ -25,7 +25,7 @@ _OPEN = 64
 
 @dataclass(frozen=True)
 class _Range:
-    """What one dimension can be: equal names are equal sizes."""
+    """The values that one dimension can have: equal names are equal sizes."""
 
     name: Any
     least: int

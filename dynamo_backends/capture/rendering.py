@@ -12,7 +12,7 @@ from dynamo_backends.interface.report import CandidateReport, GraphReport, Serve
 
 
 class Rendered:
-    """What rich renders: as text for `print`, and as HTML where a notebook shows it."""
+    """An object that prints as text and shows as HTML in notebooks, through rich."""
 
     def __rich__(self) -> RenderableType:
         """Returns what rich renders."""

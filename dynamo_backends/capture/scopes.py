@@ -1,4 +1,4 @@
-"""What the calling thread hands to Dynamo, as a stack of the `with` blocks that it is in.
+"""Keeps a stack of the `with` blocks in which the calling thread uses Dynamo.
 
 Dynamo keeps one callback per thread, which is asked before each Python frame runs: a function
 compiles the frame, False runs what is compiled already, None leaves Dynamo out. A scope sets it and

@@ -29,7 +29,7 @@ class Errors(NamedTuple):
 
 
 class Switched:
-    """What Dynamo calls in the place of a compiled graph.
+    """The function that Dynamo calls in place of a compiled graph.
 
     Args:
         compiled: What the backend made of it.

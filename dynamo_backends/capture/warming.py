@@ -25,7 +25,7 @@ _ROUNDS = 6  # Dynamo makes a size symbolic when it changes; then a range is pro
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What `warm_up` did.
+    """The result of `warm_up`: rounds, compilations, and what was verified.
 
     Attributes:
         calls: How often it called the function.

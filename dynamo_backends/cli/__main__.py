@@ -1,4 +1,4 @@
-"""`python -m dynamo_backends.cli`."""
+"""Runs the command line: `python -m dynamo_backends.cli`."""
 
 import sys
 

@@ -25,7 +25,7 @@ _DEFAULT_BACKEND = "openxla"
 
 @dataclass(frozen=True)
 class Selection:
-    """What a command line names of cells; empty where it says nothing.
+    """The cells that a command line names; empty fields where it names none.
 
     Attributes:
         models: Names of models.

@@ -197,7 +197,7 @@ _DRIVER = "install NVIDIA's driver: https://www.nvidia.com/drivers"
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of this machine.
+    """The facts about this machine that decide what works.
 
     Attributes:
         devices: NVIDIA devices on the PCI bus; None if that cannot be seen here.

@@ -163,7 +163,7 @@ FORM = '{"model": "torchvision:resnet18", "calls": [[[1, 3, 224, 224]], [[2, 3, 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a file says.
+    """The model and calls that a traffic file describes.
 
     Attributes:
         model: As for `cli.models.load`; empty if the file names none.

@@ -1,4 +1,4 @@
-"""Whether a backend for `torch.compile`, anybody's, does what torch promises.
+"""Checks whether any backend for `torch.compile` does what torch promises.
 
 `dynamo-backends conformance BACKEND` runs all checks and writes a page; `BackendConformance` makes
 them tests. Names are loaded on first use: pytest imports this package to find its options.

@@ -1,4 +1,4 @@
-"""Which checks there are, and how one is run in this process."""
+"""Lists the checks, and runs one in this process."""
 
 import fnmatch
 import importlib.util
@@ -42,7 +42,7 @@ _OWN = ("dynamo_backends/conformance/", "torch/testing/", "dynamo_backends/verif
 
 @dataclass(frozen=True)
 class Settings:
-    """What is checked of a backend, and how.
+    """The checks of a backend to run, and how.
 
     Attributes:
         backend: See `bench.backends.require`.

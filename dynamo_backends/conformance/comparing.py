@@ -1,4 +1,4 @@
-"""Whether two results agree: values, dtypes, strides, aliases and mutations."""
+"""Compares two results: values, dtypes, strides, aliases and mutations."""
 
 import copy
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is checked of a backend, and what may come of it."""
+"""Defines checks of a backend and their possible outcomes."""
 
 import signal
 from collections import Counter
@@ -66,7 +66,7 @@ class Check(NamedTuple):
 
 @dataclass
 class Outcome:
-    """What became of one check.
+    """The outcome of one check.
 
     Attributes:
         name: Of the check.

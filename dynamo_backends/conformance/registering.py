@@ -10,7 +10,7 @@ Check = Callable[[Subject], None]
 
 
 class Table(dict[str, Check]):
-    """Checks by name."""
+    """A table of checks by name, filled by decorators."""
 
     def add(self, function: Check) -> Check:
         """As a decorator: a check of the function's name, with spaces."""

@@ -29,7 +29,7 @@ _STYLES = {"native": "green", "fallback": "green", "random": "green", "declared"
 
 @dataclass(frozen=True)
 class Files:
-    """Where a run's results are.
+    """The files of a run's results.
 
     Attributes:
         journal: Each outcome as soon as it is there.

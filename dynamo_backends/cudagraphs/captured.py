@@ -17,7 +17,7 @@ Function = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class RecordedInputs:
-    """How the inputs of a function reach its graph.
+    """The way in which the inputs of a function reach its CUDA graph.
 
     Attributes:
         baked: Positions of those that the graph reads at their own addresses.
@@ -31,7 +31,7 @@ class RecordedInputs:
 
 
 class Recording:
-    """What a function has launched, for one set of addresses.
+    """The CUDA graph of a function for one set of addresses.
 
     Args:
         function: What to record. It has been called before, on the side stream.
@@ -146,7 +146,7 @@ RECORDINGS = 8
 
 
 class Notes(Protocol):
-    """Who is told what became of a function."""
+    """The callbacks that are told when a function is recorded or not."""
 
     def captured(self) -> None:
         """A graph was recorded."""

@@ -1,4 +1,4 @@
-"""All that is asked of CUDA itself: streams, capture, pools. Tests put a double in its place."""
+"""Calls CUDA itself: streams, capture, pools. Tests put a double in its place."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""Which inputs of an inference graph a block may write over, wholly or some rows of them.
+"""Decides which inputs of an inference graph a block may write over, wholly or in rows.
 
 A graph that updates its inputs returns their new contents (`Input.updated_by`). Where one block
 computes all of them and nobody else reads what they were, that block may be given their memory:

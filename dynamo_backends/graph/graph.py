@@ -23,7 +23,7 @@ from dynamo_backends.interface.report import Kind
 
 
 class Role(enum.Enum):
-    """What a graph input is."""
+    """The kind of a graph's input."""
 
     ACTIVATION = "activation"  # differs from call to call
     PARAMETER = "parameter"
@@ -44,7 +44,7 @@ WEIGHT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
 
 @dataclass(frozen=True)
 class Input:
-    """One placeholder.
+    """The description of one placeholder: its role, and whether it is prepared once.
 
     Attributes:
         name: Name of the placeholder.

@@ -79,7 +79,7 @@ class _Requirement:
 
 @dataclass
 class Facts:
-    """What the forward graph's checks say of what its backward graph is given.
+    """The checks of a forward graph that hold for its backward graph, too.
 
     Attributes:
         ranges: Of the integers in tensors, by the names of nodes.

@@ -1,4 +1,4 @@
-"""Whether float32 products may be computed in TF32 or in another reduced precision.
+"""Tells whether torch's settings allow TF32 or reduced precision for float32 products.
 
 TF32 has the range of float32 and ten bits of its mantissa. torch allows it for convolutions by
 default and for matrix products only when asked
@@ -30,7 +30,7 @@ _PRODUCTS = frozenset(
 
 @dataclass(frozen=True)
 class Tf32:
-    """What torch allows.
+    """The operations for which torch allows TF32.
 
     Attributes:
         products: Matrix products.

@@ -1,4 +1,4 @@
-"""What can be said of a graph (`Property`), and what a pass requires of one and ensures.
+"""Defines properties of graphs (`Property`), which passes require and ensure.
 
 Each property has a check in `graph.checker`.
 """
@@ -11,7 +11,7 @@ from dynamo_backends.graph.graph import Graph
 
 
 class Property(enum.Enum):
-    """What can be said of a graph. The value is the meaning, in words."""
+    """A property of a graph. The value is its meaning, in words."""
 
     ORDERED = "placeholders, calls and one output, in topological order, with unique names"
     FUNCTIONAL = "no call writes to memory that another node can see"

@@ -91,7 +91,7 @@ class FloatOfSizes(float):
 
 
 class Evaluation:
-    """What the symbolic values of a graph are in one call; each expression is computed once.
+    """The values of a graph's symbolic expressions in one call, computed on first use.
 
     Args:
         bindings: The values of symbols.

@@ -33,7 +33,7 @@ def as_bound(size: Any) -> Bound:
 
 
 def at_most(a: Bound, b: Bound) -> bool:
-    """Returns whether one bound is never above another."""
+    """Whether one bound is never above another."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return bool(sympy.expand(b - a).is_nonnegative)

@@ -1,4 +1,4 @@
-"""What is decomposed for Inductor, and how: its way, but for images and narrow integers.
+"""Chooses the decompositions for Inductor: its own, except for images and narrow integers.
 
 On CPUs some operators on images are kept whole (`native`), and batch norm is decomposed in a way
 of our own (`norms`), because Inductor's loops for them are slow. Of dropout only the mask is drawn,

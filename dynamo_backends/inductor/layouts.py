@@ -101,7 +101,7 @@ def _depends_on_order(node: fx.Node) -> bool:
 
 
 class _Layouts:
-    """What became of the layouts in a graph."""
+    """The memory layouts of a graph's values."""
 
     def __init__(self, graph: fx.Graph):
         self._graph = graph

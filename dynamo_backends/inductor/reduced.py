@@ -165,7 +165,7 @@ def _is_faster_in_products(node: fx.Node) -> bool:
 
 
 class _Types:
-    """What is in bfloat16."""
+    """The values of a graph that are in bfloat16."""
 
     def __init__(self, graph: fx.Graph):
         self._graph = graph

@@ -90,7 +90,7 @@ def _check_draws(graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class _Link:
-    """A compiled stage.
+    """One compiled stage of a step.
 
     Attributes:
         run: From a list of inputs, which it clears, to outputs.
@@ -106,7 +106,7 @@ class _Link:
 
 
 class Chain:
-    """All of a step that computes, as programs that are run one after the other.
+    """The stages of a step, as programs that run one after the other.
 
     Args:
         module: Its graph; its outputs are nodes.

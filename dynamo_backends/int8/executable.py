@@ -38,7 +38,7 @@ class Proof:
 
 
 class ThreadState(threading.local):
-    """Of the calling thread.
+    """The recording or calibration state of the calling thread.
 
     Attributes:
         recording: What it makes; None: it makes none.
@@ -163,7 +163,7 @@ class QuantizedExecutable(Executable):
 
 @dataclass(frozen=True)
 class _Program:
-    """What a block was quantized to, from which recording, and for which proof."""
+    """The quantized program of a block, with its recording and proof."""
 
     bound: Bound
     recording: Recording

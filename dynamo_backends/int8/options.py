@@ -23,7 +23,7 @@ CALIBRATED, DYNAMIC, WEIGHTS = "int8", "int8-dynamic", "int8-weights"
 
 @dataclass(frozen=True)
 class Int8Options(Options):
-    """What `precision="int8"` and its kinds need, besides the options of every backend.
+    """The options of `precision="int8"` and its kinds, besides those of every backend.
 
     Attributes:
         calibration: Batches of the model's inputs, at least two: each one a dict by the names of

@@ -35,7 +35,7 @@ not accurate enough: what the first layers lose all others carry on."""
 
 
 class ProvenGraph:
-    """What Dynamo calls in place of a captured graph that is to be computed in int8.
+    """The function that Dynamo calls in place of a graph that is computed in int8.
 
     Args:
         compiled: The graph, its blocks to be quantized.

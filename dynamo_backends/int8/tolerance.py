@@ -1,4 +1,4 @@
-"""What a user admits of results in int8, in the terms of the task, and how it is measured."""
+"""Defines the tolerance of results in int8, in terms of the task, and measures it."""
 
 import hashlib
 import math
@@ -118,7 +118,7 @@ def _mark(measure: str | Metric) -> str:
 
 
 class Scores:
-    """What is measured of the results of several batches.
+    """The measures of the results of several batches.
 
     Args:
         tolerance: What is measured, and the bounds.

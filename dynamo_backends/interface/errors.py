@@ -122,7 +122,7 @@ class NormalFormError(DynamoBackendsError):
 
 
 class DecisionError(DynamoBackendsError):
-    """There is no such decision of autotune, or a file does not hold what it should."""
+    """A decision of autotune does not exist, or a file does not contain decisions."""
 
 
 class ModelError(DynamoBackendsError):

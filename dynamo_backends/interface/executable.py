@@ -26,7 +26,7 @@ class Parts(Protocol):
 
 
 class Executable(ABC):
-    """One compiled graph.
+    """The compiled code of one block of a graph.
 
     A graph's inputs are of two kinds (`Graph.weights` and `Graph.activations`). Weights are bound
     once and again whenever they changed; activations come with every call.

@@ -65,7 +65,7 @@ def load_kernel(module: str, **inserted: str) -> Any | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a kernel of convolutions is called.
+    """The parameters with which a convolution kernel is called.
 
     Attributes:
         function: Of a library. Its last arguments are the result, a workspace, and the sizes.

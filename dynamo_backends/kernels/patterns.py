@@ -1,4 +1,4 @@
-"""What passes over graphs with frozen weights look for, and ATen's kernels that they put there."""
+"""Finds patterns in graphs with frozen weights, and replaces them by ATen's kernels."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -185,7 +185,7 @@ def _watched(run: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """How a call is recorded.
+    """The way in which a call is recorded.
 
     Attributes:
         reason: Why it cannot be; empty if it can.

@@ -1,4 +1,4 @@
-"""The backend `nvfuser`."""
+"""Defines the backend `nvfuser`."""
 
 from dynamo_backends.interface.compiler import compiler
 

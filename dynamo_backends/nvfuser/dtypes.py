@@ -1,4 +1,4 @@
-"""Which of torch's element types and memory orders nvFuser takes, and how it is told of them."""
+"""Maps torch's element types and memory orders to nvFuser's."""
 
 from collections.abc import Sequence
 

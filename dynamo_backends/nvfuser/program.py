@@ -34,7 +34,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Constant:
-    """A number.
+    """A number that is part of a fusion.
 
     Attributes:
         number: It.
@@ -106,7 +106,7 @@ _MOVES = frozenset(
 
 @dataclass(frozen=True)
 class FusionProgram:
-    """A fusion.
+    """A recorded fusion, as a program that reads sizes from tensors.
 
     Attributes:
         inputs: What it reads.

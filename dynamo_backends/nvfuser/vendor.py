@@ -1,4 +1,4 @@
-"""What this package uses of nvFuser, and on which device nvFuser runs, in one place.
+"""Collects every use of nvFuser's API, and the device on which it runs.
 
 nvFuser has two Python front ends. `nvfuser_direct` is the one that NVIDIA develops; the older one,
 `nvfuser`, is not used. None of this was run on a GPU yet. The names and signatures are those of

@@ -21,7 +21,7 @@ EAGER = "eager"
 
 @dataclass(frozen=True)
 class Contents:
-    """What a package says of a model besides its executables.
+    """The parts of a package besides the executables.
 
     Attributes:
         name: Of the model's class.

@@ -1,4 +1,4 @@
-"""What a graph from a file may call, and which expressions its sizes may have.
+"""Checks which functions a graph from a file calls, and the expressions of its sizes.
 
 torch looks names up in its modules and evaluates expressions as Python. So both are looked at
 before, and what no graph of ATen calls has is refused.

@@ -63,7 +63,7 @@ def _expression(stride: Any) -> Any:
 
 
 class Arguments:
-    """What a packaged model is called with.
+    """The arguments with which a packaged model is called.
 
     Args:
         names: Of the positional arguments.

@@ -1,4 +1,4 @@
-"""What executables hold for: versions, processor, settings; and how that differs here."""
+"""Describes what executables depend on (versions, processor, settings), and compares it."""
 
 import platform
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What `load` returns."""
+"""Defines the module that `load` returns."""
 
 import copy
 import functools
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """Where a module was loaded from, and how (see `load`).
+    """The file and arguments from which a module was loaded (see `load`).
 
     Attributes:
         path: Absolute path of the file.

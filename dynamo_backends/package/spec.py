@@ -1,4 +1,4 @@
-"""What a tensor is like: written into the manifest, and made of it."""
+"""Describes tensors for the manifest, and makes tensors of such descriptions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

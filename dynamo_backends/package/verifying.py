@@ -16,7 +16,7 @@ from dynamo_backends.package.structure import decoded
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a comparison.
+    """The result of comparing a package with its portable form.
 
     Attributes:
         backend: What ran the model; "eager" where the backend could not.

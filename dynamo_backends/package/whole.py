@@ -20,7 +20,7 @@ from dynamo_backends.runtime.program import Block, Literal, Program
 
 @dataclass(frozen=True)
 class Whole:
-    """A compiled model.
+    """A compiled model with all of its graphs as one callable.
 
     Attributes:
         graph: What was compiled.

@@ -103,7 +103,7 @@ class InEager:
 
 @dataclasses.dataclass
 class Raising:
-    """In place of a program that must not be replaced by eager: each call says why."""
+    """Stands in for a program that eager must not replace: each call raises the reason."""
 
     error: Exception
     served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))

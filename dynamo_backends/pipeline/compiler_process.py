@@ -45,7 +45,7 @@ Task = Literal["plan", "compile"]
 
 @dataclass(frozen=True)
 class Job:
-    """What the other process is to do.
+    """A request to the compiler process.
 
     Attributes:
         task: "plan" decides about the calls; "compile" makes an executable to be loaded.

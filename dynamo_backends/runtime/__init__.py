@@ -1,1 +1,1 @@
-"""What runs: programs, bound weights, memory, the disk cache."""
+"""Runs programs: bound weights, memory, the disk cache."""

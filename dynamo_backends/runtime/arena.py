@@ -62,7 +62,7 @@ def _glibc() -> Any:
 
 
 class _Place(ctypes.Structure):
-    """`Dl_info` of dlfcn.h."""
+    """The struct `Dl_info` of dlfcn.h."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),

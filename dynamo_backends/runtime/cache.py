@@ -1,4 +1,4 @@
-"""What is kept: on disk atomic, checked and limited in size; in memory the last ones used.
+"""Caches on disk, atomically and limited in size, and in memory, by least recent use.
 
 An entry is one file: a magic line, the SHA-256 of the rest, a JSON header with the names and
 sizes of its parts, and the parts. A damaged entry is dropped and rebuilt. Writers make a temporary

@@ -25,7 +25,7 @@ _LIMIT = 4 << 20  # bytes
 
 
 class Outcome(enum.Enum):
-    """What the journal says of a compilation.
+    """The journal's entry about a compilation.
 
     Attributes:
         UNKNOWN: Nothing, or it was completed.

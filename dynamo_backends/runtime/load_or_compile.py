@@ -23,7 +23,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class Kept(Protocol):
-    """What can be kept on disk."""
+    """The interface of something that can be kept on disk."""
 
     def dump(self) -> dict[str, bytes] | None:
         """See `Executable.dump`."""

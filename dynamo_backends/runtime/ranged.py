@@ -98,7 +98,7 @@ class RangedOutput:
 
 
 class RangedLayout:
-    """What a program for a range of sizes takes and returns in each call.
+    """The inputs and outputs of a program for a range of sizes, in each call.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.

@@ -34,7 +34,7 @@ _LAST = 5.0  # seconds that the end waits for the thread, which a dead store may
 
 @dataclass
 class Signs:
-    """What one rank tells the others, again and again.
+    """The heartbeat of one rank.
 
     Attributes:
         process: Its number and host, for people.

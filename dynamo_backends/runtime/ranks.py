@@ -1,4 +1,4 @@
-"""All processes of a job as one: what they do together."""
+"""Coordinates all processes of a job."""
 
 import atexit
 import contextlib

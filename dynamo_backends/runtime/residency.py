@@ -20,7 +20,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Residency:
-    """Whether the values of a captured graph may stay on a device.
+    """The decision whether the values of a captured graph may stay on a device.
 
     Attributes:
         home: Where results of its graphs stay; None: they are torch's.

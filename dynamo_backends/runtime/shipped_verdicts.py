@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True)
 class Verdict:
-    """How calls of a kind are to be lowered.
+    """The decision on how calls of a kind are lowered.
 
     Attributes:
         reason: Why they stay in eager; empty: the vendor takes them.
@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class HoldsFor:
-    """What the verdicts of a table were found with.
+    """The versions, processor and sources for which a table's verdicts hold.
 
     Attributes:
         packages: Versions of the vendor's packages.

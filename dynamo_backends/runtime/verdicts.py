@@ -1,4 +1,4 @@
-"""What vendors were found to compute as eager does: kept for the process, and on disk.
+"""Keeps the verdicts on vendors' calls, for the process and on disk.
 
 A trial compiles and runs a call, and those of a graph may take longer than compiling it does. So a
 second graph with the same kinds of calls asks the process first, a second process the disk, and

@@ -114,7 +114,7 @@ def _place(weight: Tensor, address: int) -> int:
 
 
 class Snapshot:
-    """What a set of weights looked like when they were prepared.
+    """The addresses, versions and samples of a set of weights when they were prepared.
 
     Args:
         weights: The weights.

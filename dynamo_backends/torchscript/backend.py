@@ -29,7 +29,7 @@ _STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_
 
 
 class TorchScript(Backend):
-    """What the TorchScript backends have in common.
+    """Base class of the TorchScript backends.
 
     Attributes:
         devices: torch device types that it can compile for; () for all.

@@ -123,7 +123,7 @@ _COMPATIBILITY = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What an engine depends on besides its model.
+    """The settings on which an engine depends besides its model.
 
     Attributes:
         options: The user's.

@@ -1,4 +1,4 @@
-"""All that is asked of CUDA itself, and TensorRT's element types. Tests put a double here."""
+"""Calls CUDA itself, and maps TensorRT's element types. Tests put a double in its place."""
 
 import contextlib
 import threading

@@ -105,7 +105,7 @@ _REMEMBERED = 64
 
 @dataclass
 class Survey:
-    """What is known of the calls of a graph, by their names.
+    """The answers of TensorRT's parser about the calls of a graph, by their names.
 
     Attributes:
         refused: Why calls are not taken.

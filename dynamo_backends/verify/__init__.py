@@ -1,4 +1,4 @@
-"""Whether compiled code computes what eager does, and what happens if it does not.
+"""Compares compiled code with eager, and handles wrong results.
 
 `comparator` says whether results are right, `reference` computes what they should be, `first`
 compares the first call of a compiled block, `trials` has single calls tried, and `bisection` finds

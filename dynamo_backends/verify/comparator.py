@@ -1,4 +1,4 @@
-"""Whether results are right: the one place that decides it.
+"""Decides whether results are right; nothing else does.
 
 A result is right if it is close to eager's; else, if it is as accurate as eager's by a reference in
 float64; else, if it is about as far off as eager's own moves when the computation is disturbed as

@@ -36,7 +36,7 @@ _CHECKS = ("assert", "sym_constrain")  # raise, or do nothing
 
 @dataclass(frozen=True)
 class Promise:
-    """What torch says of a graph's output, which its kernels do not always keep.
+    """The metadata that torch promises for a graph's output.
 
     Attributes:
         dtype: Its dtype; None: it is no tensor.
@@ -51,7 +51,7 @@ class Promise:
 
 @dataclass
 class Outcome:
-    """What a comparison found.
+    """The result of a comparison.
 
     Attributes:
         results: What the compiled block returned.
@@ -196,7 +196,7 @@ def guarded(
 
 @dataclass
 class _Outputs:
-    """What is known of the outputs of one call.
+    """The outputs of one call, and what is known of them.
 
     Attributes:
         module: The eager original.

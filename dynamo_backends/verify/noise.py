@@ -1,4 +1,4 @@
-"""What rounding may do to a result: a graph is replayed with errors in the last places.
+"""Measures how rounding affects a result: replays a graph with errors in the last places.
 
 Where a result follows from the inputs, such errors change it a little. Where it does not, they
 change it as much as another order of summation would: a difference of nearly equal sums, an index

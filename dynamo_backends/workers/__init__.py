@@ -1,4 +1,4 @@
-"""What tuning needs, whoever tunes: races, a budget, progress, counts, processes to try things in.
+"""Provides what tuning needs: races, a budget, progress, counts, worker processes.
 
 `autotune` chooses among backends with it, `tvm` among schedules.
 """

@@ -1,4 +1,4 @@
-"""How long this process may tune."""
+"""Limits the time that this process may spend on tuning."""
 
 import os
 import time

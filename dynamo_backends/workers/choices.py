@@ -26,7 +26,7 @@ _PART = "choice"
 
 
 class Store(Protocol):
-    """Where choices are kept, as `runtime.cache.DiskCache` does."""
+    """The interface of a store of choices, such as `runtime.cache.DiskCache`."""
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
         """Returns the parts stored under a key."""
@@ -37,7 +37,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """What is taken for a kind of call.
+    """The kernel that is used for a kind of call.
 
     Attributes:
         way: Its name.

@@ -1,4 +1,4 @@
-"""Whether other processes had the processors while something was measured.
+"""Detects whether other processes used the processors during a measurement.
 
 A thread that is preempted waits for milliseconds, and all threads of its call wait for it; those
 that spin meanwhile take the rest. On two cores of which another process has one, a product of
@@ -34,7 +34,7 @@ _MOST_SCATTERED = 0.25
 
 
 class System:
-    """What the system counts. Each number grows from the start of the process or of the machine.
+    """The system's counters, each of which grows from the start of the process or machine.
 
     Attributes:
         unsure_s: By how much a difference of what `busy_s` says may be too large.
@@ -75,7 +75,7 @@ class System:
 
 @dataclass(frozen=True)
 class Contention:
-    """What others did while candidates were measured.
+    """The load by other processes while candidates were measured.
 
     Attributes:
         of_others: Processors that other processes had, in the mean.

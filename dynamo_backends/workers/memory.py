@@ -1,4 +1,4 @@
-"""How much memory processes have, and how much a call lets this one grow."""
+"""Measures the memory of processes, and how much a call adds to that of this one."""
 
 import contextlib
 import os

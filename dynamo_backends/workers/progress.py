@@ -1,4 +1,4 @@
-"""How far tuning is, on a terminal, and what it has done so far."""
+"""Shows the progress of tuning on a terminal, and counts what it has done."""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dynamo_backends.interface.counters import Counted
 
 
 class Progress:
-    """What is going on, in one line on standard error.
+    """A line on standard error that shows the progress.
 
     Args:
         task: The line, or None where nobody would see it.
@@ -79,7 +79,7 @@ def showing(title: str) -> Iterator[Progress]:
 
 @dataclass
 class Counts(Counted):
-    """What autotune did in this process.
+    """The counters of autotune in this process.
 
     Attributes:
         sessions: Graphs for which candidates were compared.

@@ -1,4 +1,4 @@
-"""Which candidate is fastest: measured in rounds, until it is clear.
+"""Finds the fastest candidate by timing in rounds, until the result is significant.
 
 Each round times every candidate that is still in question once, in a random order, after a pause
 in which threads of the one before stop spinning. Inputs rotate, so that no candidate lives off a

@@ -1,4 +1,4 @@
-"""How long a process has been stopped, in memory that it shares with who stops it.
+"""Counts how long a process has been stopped, in memory shared with its parent.
 
 What is timed there (races of candidates) must not count the seconds of others' calls.
 """

@@ -1,4 +1,4 @@
-"""The backend `openxla`."""
+"""Defines the backend `openxla`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every private jaxlib API that this package uses, in one place.
+"""Collects every private jaxlib API that this package uses.
 
 Checked with jaxlib 0.10.2 and 0.12.0.1 (the whole suite, on CPUs) and 0.11.2 (tests/cuda and
 tests/test_semantics.py, on a GPU). jaxlib promises nothing for these names; when a new version is

@@ -123,7 +123,7 @@ def _lists(values: Any) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One call.
+    """One call of a prologue that torch runs.
 
     Attributes:
         name: Of the function.

@@ -1,4 +1,4 @@
-"""What is done to every traced program for its matrix products, before XLA compiles it."""
+"""Rewrites the matrix products of every traced program before XLA compiles it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ from dynamo_backends.xla.dtypes import to_jax
 
 
 class ArrayHome(Home, Protocol):
-    """What is asked of a device here."""
+    """The interface of a device on which arrays stay."""
 
     @property
     def platform(self) -> str:

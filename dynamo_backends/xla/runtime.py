@@ -34,7 +34,7 @@ _LOOKED_FOR = 4
 
 @dataclass(frozen=True)
 class Device:
-    """A PJRT device.
+    """A PJRT device, with its client and the memory that it shares with torch.
 
     Attributes:
         platform: "cpu", "cuda" or "tpu".
@@ -204,7 +204,7 @@ class Staging:
 
 @dataclass(frozen=True)
 class XlaInputMap:
-    """Which inputs of a graph go where (see `prologue.SplitProgram`).
+    """The positions at which a graph's inputs enter (see `prologue.SplitProgram`).
 
     Attributes:
         transformed: See `SplitProgram`.
@@ -221,7 +221,7 @@ class XlaInputMap:
 
 
 class XlaExecutable(Executable):
-    """A compiled graph.
+    """The executable of one graph on an XLA device.
 
     Args:
         device: Where it runs.

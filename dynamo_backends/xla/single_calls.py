@@ -258,7 +258,7 @@ class _Call:
 
 
 class _Program:
-    """A compiled operator.
+    """The compiled program of one operator.
 
     Args:
         device: Where it runs.

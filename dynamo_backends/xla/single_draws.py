@@ -18,7 +18,7 @@ _LAYOUT = ("dtype", "memory_format", "device", "layout", "pin_memory")
 
 @dataclass(frozen=True)
 class _Kind:
-    """What an operator draws.
+    """The distribution that an operator draws from.
 
     Attributes:
         method: That draws from the same distribution.

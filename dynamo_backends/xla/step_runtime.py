@@ -34,7 +34,7 @@ def in_one_dimension(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
 
 
 class _Interface:
-    """How tensors get into a compiled step and out of it.
+    """The layout of a compiled step's inputs and outputs.
 
     Args:
         device: A CPU.

@@ -1,4 +1,4 @@
-"""What a call of a frozen step is: its arguments as a key, its results, and the program between."""
+"""Describes a call of a frozen step: arguments as a key, the program, the results."""
 
 import enum
 from collections.abc import Callable, Container, Mapping, Sequence

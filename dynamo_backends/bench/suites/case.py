@@ -1,4 +1,4 @@
-"""What a model of a suite is: how to build it, what to feed it, what to expect of a compiler."""
+"""Defines a model of a suite: how to build it, its inputs, what to expect of a compiler."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

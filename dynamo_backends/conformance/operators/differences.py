@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class Kind(NamedTuple):
-    """Which elements may differ.
+    """The kind of elements that may differ.
 
     Attributes:
         excuses: The elements, of eager's result and the backend's.

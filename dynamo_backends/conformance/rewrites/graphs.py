@@ -124,7 +124,7 @@ _GLOBALS = {"torch": torch, "F": torch.nn.functional}
 
 @dataclass(frozen=True)
 class Call:
-    """One call.
+    """One call of a random graph.
 
     Attributes:
         result: The name of its value.

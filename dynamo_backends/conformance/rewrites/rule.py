@@ -1,4 +1,4 @@
-"""Whether results of a random graph are right, element by element; no absolute tolerance.
+"""Decides whether results of a random graph are right, without an absolute tolerance.
 
 An element is right if it is of eager's kind (a number, NaN, inf, -inf) and one of these holds:
 
@@ -109,7 +109,7 @@ def _is_close(eager: Tensor, result: Tensor, tolerance: float = TOLERANCE) -> Te
 
 
 class _Alternatives:
-    """What else eager may give: each is computed when it is asked for first."""
+    """Other results that eager may give; each is computed on first use."""
 
     def __init__(self, graph: RandomGraph, inputs: Mapping[str, Tensor], values: Values):
         self.graph = graph

@@ -1,4 +1,4 @@
-"""What torch promises beyond values: mutation, aliases, strides, dtypes, random numbers.
+"""Checks what torch promises beyond values: mutation, aliases, strides, dtypes, random numbers.
 
 `CHECKS` has all of them by name. A check raises what is wrong: an AssertionError where a result is
 not eager's, `OwnRandomNumbersError` where nothing but the random numbers differs.

@@ -1,4 +1,4 @@
-"""Mutation, aliases, layouts."""
+"""Checks mutation, aliases and layouts."""
 
 from typing import Any, NamedTuple
 
@@ -149,7 +149,7 @@ def expanded_and_strided_outputs(subject: Subject) -> None:
 
 
 class Pair(NamedTuple):
-    """A nested output."""
+    """A model with nested outputs."""
 
     first: Tensor
     rest: dict[str, Any]

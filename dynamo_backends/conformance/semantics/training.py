@@ -1,4 +1,4 @@
-"""Gradients."""
+"""Checks gradients and training."""
 
 import copy
 from math import inf

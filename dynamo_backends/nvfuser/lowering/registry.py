@@ -36,7 +36,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """How an overload is lowered.
+    """The lowering of one overload.
 
     Attributes:
         fn: The function.

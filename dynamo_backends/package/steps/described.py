@@ -1,4 +1,4 @@
-"""What a file says of a step besides its weights and executables."""
+"""Describes a step in a file, besides its weights and executables."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

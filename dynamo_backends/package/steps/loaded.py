@@ -1,4 +1,4 @@
-"""What `load_step` returns."""
+"""Defines the step that `load_step` returns."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence

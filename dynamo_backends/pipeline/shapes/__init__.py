@@ -1,1 +1,1 @@
-"""Which program of a captured graph serves which sizes."""
+"""Decides which program of a captured graph serves which sizes."""

@@ -1,4 +1,4 @@
-"""Which sizes padded programs are compiled for: as many as calls have, or somewhat larger ones."""
+"""Chooses the bounds for which padded programs are compiled."""
 
 import bisect
 import itertools

@@ -72,7 +72,7 @@ class Padded:
 
 
 class Counted:
-    """What runs one set of sizes: the narrowest program that there is, until that cost too much.
+    """The program for one set of sizes: the narrowest there is, until padding costs too much.
 
     Args:
         programs: The programs.

@@ -42,7 +42,7 @@ log = logging.getLogger("dynamo_backends")
 
 @dataclass(frozen=True)
 class Capture:
-    """What was captured.
+    """A capture of a function, with its programs.
 
     Attributes:
         function: Dynamo's name of the function; None: Dynamo did not capture it.

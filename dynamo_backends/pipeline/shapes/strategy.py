@@ -1,4 +1,4 @@
-"""What decides which program serves a set of sizes: a list of strategies, then exact programs.
+"""Defines strategies, which choose the program for a set of sizes; exact programs are last.
 
 `CompiledGraph` asks one strategy after the other. Where none has a program for the sizes, one is
 compiled for them, which then serves these sizes or, where the vendor can, a range.
@@ -18,7 +18,7 @@ from dynamo_backends.runtime.cache import LRU
 
 
 class Compiled(Protocol):
-    """Runs a graph."""
+    """The interface of something that runs a graph."""
 
     @property
     def served(self) -> Served:
@@ -31,7 +31,7 @@ class Compiled(Protocol):
 
 
 class Comparable(Compiled, Protocol):
-    """What runs a graph, and is compared with eager."""
+    """The interface of something that runs a graph and is compared with eager."""
 
     def verify_again(self) -> None:
         """See `Program.verify_again`."""
@@ -69,7 +69,7 @@ class ShapeStrategy(Protocol):
 
 
 class ExactPrograms:
-    """What runs calls of each set of sizes; a program that serves several is here several times.
+    """The programs by sets of sizes; one that serves several sets is listed for each.
 
     Args:
         options: Of the backend; `max_executables` of the sets are kept.

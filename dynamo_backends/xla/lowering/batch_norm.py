@@ -20,7 +20,7 @@ from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_la
 
 
 class Real(NamedTuple):
-    """Which elements of padded values count.
+    """The elements of padded values that count.
 
     Attributes:
         valid: Whether one does, to be broadcast to the values in torch's order of dimensions.

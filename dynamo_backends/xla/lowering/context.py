@@ -1,4 +1,4 @@
-"""What a lowering may know beyond its arguments."""
+"""Gives lowerings the context of a call beyond its arguments."""
 
 from dataclasses import dataclass, field
 from typing import Any

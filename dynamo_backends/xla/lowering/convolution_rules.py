@@ -1,4 +1,4 @@
-"""Which program computes a convolution fastest, and the convolution itself; Winograd's 3×3.
+"""Chooses the fastest program for a convolution, and computes convolutions; Winograd's 3×3.
 
 XLA's own convolution is the best program for some shapes only: on CPU a depthwise convolution is
 up to thirty times faster as shifted multiply-adds. `RULES` is the whole choice. It was tuned with

@@ -1,4 +1,4 @@
-"""What the choice of a convolution program may look at: its static shape."""
+"""Describes the static shape of a convolution, by which a program is chosen."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_backends.xla.dtypes import accumulation_dtype
 
 
 class Settings(TypedDict):
-    """What is said of a convolution besides its operands; of a gradient, what its convolution has.
+    """The settings of a convolution besides its operands, also for its gradients.
 
     Attributes:
         stride: Of a spatial dimension each.

@@ -158,7 +158,7 @@ _State = tuple[jax.Array, jax.Array]
 
 
 class _Steps(NamedTuple):
-    """What a layer computes in all steps, in at least float32.
+    """The products that a layer computes for all steps, in at least float32.
 
     Attributes:
         hidden: After each step, (time, batch, hidden).

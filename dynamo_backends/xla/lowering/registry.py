@@ -36,7 +36,7 @@ from dynamo_backends.xla.lowering.context import Context
 
 
 class Promotion(enum.Enum):
-    """How a pointwise operator chooses its computation dtype (torch's own rules)."""
+    """The rule by which a pointwise operator chooses its computation dtype, as in torch."""
 
     DEFAULT = "default"  # the promoted dtype of its operands
     INT_TO_FLOAT = "int_to_float"  # the same, integers become the default float
@@ -46,7 +46,7 @@ class Promotion(enum.Enum):
 
 
 class Layout(enum.Enum):
-    """What memory layout the lowering of an operator can work on."""
+    """The memory layouts that the lowering of an operator accepts."""
 
     LOGICAL = "logical"  # arrays in torch's dimension order
     POINTWISE = "pointwise"  # any, as long as all operands share it

@@ -32,7 +32,7 @@ from dynamo_backends.xla.runtime import Device
 
 @dataclass(frozen=True)
 class MeshDevice(Device):
-    """All devices of a mesh as one, on which values stay.
+    """All devices of a mesh as one device, on which values stay.
 
     Attributes:
         mesh: Names and sizes of its dimensions.

@@ -185,7 +185,7 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Offer:
-    """What a process says of its graph.
+    """The description of a process's graph that it sends to the others.
 
     Attributes:
         graph: Its fingerprint.

@@ -18,7 +18,7 @@ _PLACED = frozenset({Role.PARAMETER, Role.BUFFER})
 
 @dataclass(frozen=True)
 class Spread:
-    """How graphs are spread over a mesh.
+    """The options and devices by which graphs are spread over a mesh.
 
     Attributes:
         mesh: The mesh.

@@ -34,7 +34,7 @@ from dynamo_backends.xla.steps import donated, trace_step
 
 
 class XlaMesh:
-    """See `MeshTarget`.
+    """The `MeshTarget` of XLA's devices.
 
     Args:
         device: All devices of the mesh.

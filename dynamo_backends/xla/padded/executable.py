@@ -27,7 +27,7 @@ def new_padding(shape: Sequence[int], dtype: torch.dtype, device: torch.device) 
 
 @dataclasses.dataclass(frozen=True)
 class Outline:
-    """What of a padded output is valid.
+    """The valid part of a padded output.
 
     Attributes:
         grid: The bounds of all factors of all dimensions (see `extents`).

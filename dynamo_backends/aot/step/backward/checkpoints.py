@@ -215,7 +215,7 @@ def must_stop(state: Any, tape: Tape) -> bool:
 
 
 class CheckpointPlace:
-    """Where a backward pass needs what a region has not saved.
+    """A place in a backward pass that needs values which a checkpoint has not saved.
 
     Args:
         passes: The places of user code of the segment.

@@ -44,7 +44,7 @@ class Recomputation(Exception):
 
 @dataclass
 class Places:
-    """Where user code has its turn in a pass.
+    """The places of a backward pass at which user code runs.
 
     Attributes:
         hooks: Numbers of hooks on results and which of a node's inputs they are on, by node; in the
@@ -76,7 +76,7 @@ class _Ready:
 
 
 class BackwardPass:
-    """A backward pass.
+    """One backward pass of a step, with the user code in it.
 
     Args:
         roots: Where it begins.

@@ -261,7 +261,7 @@ class NodeHookPlace:
 
 @dataclass(eq=False)
 class RetainedPlace:
-    """Where the gradient of a result, by its number, becomes its attribute `grad`."""
+    """The place at which a result's gradient becomes its attribute `grad`."""
 
     tensor: int
     find: Callable[[int], Tensor | None]

@@ -1,4 +1,4 @@
-"""What the calls of a record leave for its backward passes: the places of user code, open passes.
+"""Records what calls leave for backward passes: places of user code, open passes.
 
 Each time the calls of a record run they have a tape of their own: while they are recorded, where
 they run in eager, and in a trace.

@@ -1,4 +1,4 @@
-"""Where parameters, state and batches of a step are on a mesh."""
+"""Decides where parameters, state and batches of a step are on a mesh."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -146,7 +146,7 @@ def fitted(
 
 @dataclass(frozen=True)
 class Parallel:
-    """How a step is spread over a mesh.
+    """The way in which a step is spread over a mesh.
 
     Attributes:
         mesh: The mesh.

@@ -1,4 +1,4 @@
-"""Which backends take whole steps, and how: one row each."""
+"""Lists the backends that compile whole steps, one row each."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ from dynamo_backends.runtime.load_or_compile import load_or_compile
 
 @dataclass(frozen=True)
 class StepBackend:
-    """How a backend compiles steps.
+    """One backend's way of compiling steps.
 
     Attributes:
         name: Its name.

@@ -1,4 +1,4 @@
-"""Where the inputs and outputs of a captured step are on a mesh."""
+"""Decides where the inputs and outputs of a captured step are on a mesh."""
 
 import gc
 from collections.abc import Collection, Sequence

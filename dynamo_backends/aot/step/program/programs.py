@@ -21,7 +21,7 @@ WORTH = 0.98  # eager must take at most this part of the compiled step's time
 
 @dataclass
 class OnlineComparison:
-    """Who takes the next step, until it is known who is fastest.
+    """Chooses which program takes the next step, until the fastest is known.
 
     All take the same step, so none is lost by comparing.
 

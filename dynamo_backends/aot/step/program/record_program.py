@@ -139,7 +139,7 @@ moves torch's generator, and what stands in for numbers in Python stands there f
 
 
 class OwnerOfPrograms(Protocol):
-    """What the programs of a step share.
+    """The objects that all programs of a step share.
 
     Attributes:
         definition: Of the step.

@@ -1,4 +1,4 @@
-"""What is captured of a training step, and what of it is recorded."""
+"""Describes what is captured of a training step, and what of it is recorded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ WHAT_TO_DO = 'Pass fallback="split" to run what cannot be compiled in eager.'
 
 @dataclass(frozen=True)
 class Definition:
-    """What is to be captured.
+    """The function, models and optimizers that a step captures.
 
     Attributes:
         function: The user's step function.

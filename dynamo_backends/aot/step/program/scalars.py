@@ -27,7 +27,7 @@ from dynamo_backends._torch_private import disable_current_modes
 
 
 class Rank(enum.IntEnum):
-    """What a tensor of a trace stands for; the higher decides on dtypes."""
+    """The kind of number that a tensor of a trace stands for; the higher decides on dtypes."""
 
     PYTHON = 0
     NUMPY = 1
@@ -117,7 +117,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Answer:
-    """What Python code was told of a term: `convert(term)` gave `value`."""
+    """An answer that Python code got about a term: `convert(term)` gave `value`."""
 
     term: Term
     convert: Callable[[Any], Any]
@@ -129,7 +129,7 @@ class Answer:
 
 
 class Scalars:
-    """Which tensors of a trace are terms or stand for numbers, and what has been asked of them.
+    """The terms and numbers of a trace, and what Python code has asked of them.
 
     Args:
         numbers: Those of now: Python numbers and numpy scalars.

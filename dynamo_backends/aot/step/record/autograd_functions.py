@@ -26,7 +26,7 @@ from dynamo_backends.aot.step.record.placeholders import is_placeholder
 
 
 class Context(FunctionCtx):
-    """What `forward` and `backward` of a function share, and the node of its results.
+    """The `ctx` that `forward` and `backward` of a function share, with its autograd node.
 
     Args:
         function: The class.

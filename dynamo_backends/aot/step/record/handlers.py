@@ -1,4 +1,4 @@
-"""What a session does at functions of torch that are more, or less, than a call of the record."""
+"""Handles torch functions that a session does not record as one ordinary call."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What of a step reaches torch past its function modes: optimizers, autograd functions, seeds."""
+"""Patches what bypasses torch's function modes: optimizers, autograd functions, seeds."""
 
 import contextlib
 import gc
@@ -426,7 +426,7 @@ def _asking(original: Any, name: str) -> Callable[[Any], bool]:
 
 
 class _Engine:
-    """In the place of autograd's engine: a pass that is divided has callbacks, too."""
+    """Stands in for autograd's engine, so that a pass that is divided has callbacks, too."""
 
     def __init__(self, original: Any, name: str):
         self._original = original

@@ -39,7 +39,7 @@ class Refusal(DynamoBackendsError):
 
 
 class Recorder:
-    """Records calls.
+    """Records the torch calls of a step while they run in eager.
 
     Attributes:
         natives: Functions that have to do with no tensors.

@@ -39,7 +39,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Items:
-    """A container.
+    """A template of a container among a call's arguments.
 
     Attributes:
         kind: Its class.

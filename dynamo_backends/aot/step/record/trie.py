@@ -69,7 +69,7 @@ def process_state() -> State:
 
 @dataclass(eq=False)
 class Entry:
-    """One recorded call.
+    """One recorded call and those that followed it.
 
     Attributes:
         kind: "call"; "read" (Python gets a value); "backward"; "optimizer" (its `step`);
@@ -345,7 +345,7 @@ _UNHELD = _count()
 
 
 class Holders:
-    """Which placeholders of the way to a place somebody refers to, or has left something on."""
+    """The placeholders on a path to which user code still refers."""
 
     def __init__(self, trie: Trie, node: Node):
         self._trie = trie

@@ -22,7 +22,7 @@ Key = tuple[int, bool]
 
 @dataclass(frozen=True)
 class View:
-    """How a tensor lies in memory that it shares."""
+    """The position of a tensor in memory that it shares."""
 
     base: int
     offset: int
@@ -41,7 +41,7 @@ class View:
 
 
 class Aliases:
-    """Which tensors share memory.
+    """Groups of tensors that share memory.
 
     Args:
         tensors: Parameters, buffers, state, and gradients, by slot.

@@ -31,7 +31,7 @@ def is_simple(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """How the leaves of a batch are put together.
+    """The structure of a batch, by which its leaves are put together.
 
     Attributes:
         outer: Lists, tuples, dicts and what else torch's pytrees know.

@@ -1,4 +1,4 @@
-"""What lives from step to step: parameters, buffers, optimizer state, and where each is kept."""
+"""Lists what lives from step to step: parameters, buffers, optimizer state."""
 
 import itertools
 import operator
@@ -28,7 +28,7 @@ class Slot(NamedTuple):
 
 
 class Inventory:
-    """Every tensor of the models and optimizers, each once."""
+    """Every tensor of the models and optimizers, each listed once."""
 
     def __init__(
         self,

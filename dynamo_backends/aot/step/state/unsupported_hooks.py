@@ -1,4 +1,4 @@
-"""What acts on a training step from outside of its trace: a graph would leave it out, silently.
+"""Finds what acts on a step from outside of its trace, which a graph would leave out.
 
 DistributedDataParallel averages gradients in C++, collectives talk to other processes, and a
 replica runs in a thread of its own. None of them sees the tensors of a trace. Such a step is

@@ -1,4 +1,4 @@
-"""How operators treat padded arrays, of which only a part is a tensor's elements.
+"""Lowers operators on padded arrays, of which only a part is a tensor's elements.
 
 *Padding holds garbage, NaN included; whoever mixes positions along a padded dimension masks its
 inputs first.* What that means for each operator is declared in the modules `rules_*`; an operator

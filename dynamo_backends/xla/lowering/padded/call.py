@@ -27,7 +27,7 @@ Neutral = Any
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor argument.
+    """A tensor argument, padded or not.
 
     Attributes:
         extents: Which of its positions are valid.

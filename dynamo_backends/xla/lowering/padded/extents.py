@@ -1,4 +1,4 @@
-"""Which positions of a padded array are a tensor's elements.
+"""Describes which positions of a padded array are a tensor's elements.
 
 A dimension of an array is a grid of *factors*, outermost first, since a view may have merged
 several dimensions. An element is valid if each of its coordinates is below its factor's real size.

@@ -1,4 +1,4 @@
-"""Which positions are valid, as arrays of a traced program."""
+"""Computes masks of valid positions in a traced program."""
 
 from collections.abc import Mapping, Sequence
 
@@ -46,7 +46,7 @@ class Validity:
         return self._along[extent]
 
     def of(self, extents: Extents, dims: Sequence[int]) -> jax.Array | None:
-        """What is valid along some dimensions, to be broadcast to the array; None: all of it."""
+        """Returns the mask of valid positions along some dimensions; None: all are valid."""
         result: jax.Array | None = None
         for d in dims:
             if not is_padded(extents[d]):

@@ -118,7 +118,7 @@ def compile_step_with_inductor(
 
 
 def mode_for_inductor() -> FakeTensorMode:
-    """For fake inputs of a graph with static shapes.
+    """Returns Inductor's context for fake inputs of a graph with static shapes.
 
     It has a record of sizes, without which Inductor does not keep graphs on disk.
     """

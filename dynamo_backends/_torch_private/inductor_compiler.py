@@ -73,7 +73,7 @@ def find_vectors() -> None:
 
 
 def _compiler_takes(isa: Any, _code: str) -> bool:
-    """In the place of `VecISA.check_build`, which compiles a library that takes no function.
+    """Replaces `VecISA.check_build`, which compiles a library without any function.
 
     Its header alone takes a third of a second. A compiler that knows a flag knows what belongs to
     it.

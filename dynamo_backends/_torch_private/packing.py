@@ -219,7 +219,7 @@ class _Encoder:
         return None if text is None else self.strings.setdefault(text, len(self.strings))
 
     def __call__(self, value: Any) -> Any:
-        """Returns one value.
+        """Returns one unpacked value.
 
         Raises:
             UnserializableError: It has no form.

@@ -80,7 +80,7 @@ def unpack(data: bytes) -> fx.GraphModule:
 
 
 def mode_of_compilation() -> FakeTensorMode:
-    """That of the fake tensors that torch compiles with now; a new one if it compiles nothing."""
+    """Returns the fake mode with which torch compiles now, or a new one."""
     context = TracingContext.try_get()
     mode = context.fake_mode if context is not None else None
     return mode or FakeTensorMode(shape_env=ShapeEnv())

@@ -124,7 +124,7 @@ class Remaking:
     static: frozenset[int]
 
     def __call__(self) -> Callable[[list[Any]], Any]:
-        """Compiles it."""
+        """Compiles the graph again."""
         from dynamo_backends._torch_private.precompile import unpack
 
         assert isinstance(self.graph, bytes)

@@ -196,7 +196,7 @@ def _dtype(node: Any) -> Any:
 
 
 def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterator[Candidate]:
-    """Those that take part, eager not among them.
+    """Returns the candidates that take part, without eager.
 
     Args:
         options: Of autotune.

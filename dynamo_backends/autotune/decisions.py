@@ -92,7 +92,7 @@ class Decision:
         return settled and self.winner in names and not 0 < self.short_of_s < budget_s
 
     def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has."""
+        """Returns the decision in types that JSON has."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
@@ -166,7 +166,7 @@ class Decisions:
         self._disk.remove(f"{key}.json")
 
     def all(self) -> list[Decision]:
-        """All intact decisions, the newest first."""
+        """Returns all intact decisions, the newest first."""
         found = filter(None, map(self._read, self._disk.files(".json")))
         return sorted(found, key=lambda d: -d.created)
 

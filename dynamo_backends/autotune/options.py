@@ -142,7 +142,7 @@ class AutotuneOptions(Int8Options):
             )
 
     def exact(self) -> "AutotuneOptions":
-        """These options for candidates that do not compute in int8."""
+        """Returns these options for candidates that do not compute in int8."""
         if not self.is_int8:
             return self
         return replace(self, precision="float32", calibration=None, tolerance=None)

@@ -113,7 +113,7 @@ class Workload:
     counts: Sequence[int] = ()
 
     def trials(self, clock: Callable[[], float] = time.perf_counter) -> list[Trial]:
-        """On the real inputs, on perturbed ones if eager takes them, and on other sizes.
+        """Yields trials on the real inputs, on perturbed ones, and on other sizes.
 
         Args:
             clock: Tells the seconds of first calls.

@@ -156,7 +156,7 @@ class Assumed:
         return holds
 
     def __str__(self) -> str:
-        """In one line."""
+        """Returns the sizes in one line."""
         return " and ".join(map(str, self._assumptions))
 
 

@@ -133,7 +133,7 @@ class Followed:
         self.change(level, state="gave up", reason=reason, candidate="")
 
     def after_fork(self) -> None:
-        """In a forked child: a thread that is not there may have been telling."""
+        """Resets a lock that a thread of the parent may have held, in a forked child."""
         self._telling = threading.RLock()
 
     def _note(self) -> None:

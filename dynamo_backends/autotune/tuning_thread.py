@@ -163,7 +163,7 @@ class TuningThread(QueueThread[Task]):
         return self._process
 
     def disown(self) -> None:
-        """In a forked child: leaves all to the parent."""
+        """Leaves everything to the parent, in a forked child."""
         self._process.disown()
 
     def do(self, item: Task) -> None:

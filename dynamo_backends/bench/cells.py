@@ -194,7 +194,7 @@ class Outcome:
         return sum(known) if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: what says something."""
+        """Returns the fields with a value, for JSON."""
         empty = (None, "", ())
         return {name: value for name, value in asdict(self).items() if value not in empty}
 

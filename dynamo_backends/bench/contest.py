@@ -53,7 +53,7 @@ class Contest:
 def contest(
     rows: Sequence[CandidateReport], chosen: str, seconds: Mapping[str, float], title: str = ""
 ) -> Contest:
-    """Returns a contest.
+    """Returns the candidates of a graph for a page.
 
     Args:
         rows: The candidates.
@@ -132,7 +132,7 @@ def number(value: float | None, text: Any = "{:.1f}".format, kind: str = "") -> 
 
 
 def short_number(value: float) -> str:
-    """Three digits."""
+    """Returns a number with three digits."""
     return f"{value:.3g}"
 
 

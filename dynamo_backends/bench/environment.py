@@ -108,7 +108,7 @@ class Load:
     of_others: float | None = None
 
     def __enter__(self) -> "Load":
-        """Begins."""
+        """Begins to watch the load."""
         self._start = self._now()
         return self
 

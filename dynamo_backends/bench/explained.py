@@ -71,7 +71,7 @@ class Times:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has."""
+        """Returns the times in types that JSON has."""
         found: dict[str, Any] = plain(self)
         return found
 

@@ -49,7 +49,7 @@ class Rate:
 
 
 def rates(run: Run) -> list[Rate]:
-    """Of each backend, in the order of the run."""
+    """Returns the rates of each backend, in the order of the run."""
     groups: dict[_Kind, list[Cell]] = {}
     for cell in run.cells:
         groups.setdefault((cell.backend, cell.mode, cell.dtype, cell.batch), []).append(cell)
@@ -147,7 +147,7 @@ def caption(run: Run, file: str) -> str:
 
 
 def conditions(facts: Mapping[str, Any], command: str, file: str) -> str:
-    """When, how and on what something was measured, in one sentence.
+    """Returns in one sentence when, how and on what something was measured.
 
     Args:
         facts: What results depend on, as `bench.environment` has it, with the date.

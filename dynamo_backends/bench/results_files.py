@@ -78,7 +78,7 @@ def check_context(path: Path, found: Mapping[str, Any], own: Mapping[str, Any]) 
 
 
 def differences(found: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """In what two contexts differ, in words; the dates are not compared."""
+    """Returns in words how two contexts differ, apart from their dates."""
     return [
         f"{name} is {own.get(name)!r} and was {found.get(name)!r}"
         for name in sorted({*found, *own} - {"date"})

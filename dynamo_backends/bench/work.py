@@ -204,7 +204,7 @@ def loss(outputs: Any) -> Tensor:
 
 
 def without_dropout(model: nn.Module) -> None:
-    """So that gradients can be compared; dropout's cost is small."""
+    """Disables dropout, so that gradients can be compared."""
     for module in model.modules():
         kind = type(module).__name__
         if "Drop" in kind or "StochasticDepth" in kind:

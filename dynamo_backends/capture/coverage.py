@@ -130,7 +130,7 @@ class Coverage(Rendered):
             self._recorder.restart()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything except the result, in types that JSON has."""
+        """Returns everything except the result, in types that JSON has."""
         return {
             **{name: getattr(self, name) for name in _NUMBERS},
             "graphs": [dict(vars(graph)) for graph in self.graphs],

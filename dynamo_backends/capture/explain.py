@@ -259,7 +259,7 @@ class Explainer:
         self._notes: list[str] = []
 
     def __enter__(self) -> Self:
-        """Begins."""
+        """Begins to watch compilations."""
         if self._bisect:
             self._stack.enter_context(bisecting())
         region = self._stack.enter_context(self._observer.active())

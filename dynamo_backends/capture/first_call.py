@@ -102,7 +102,7 @@ class FirstCallCheck:
         return functools.partial(self._leave, call, private.reused_code(captures.note_reuse))
 
     def _leave(self, call: _Call, end: Callable[[], None]) -> None:
-        """What the hook returns, after the call."""
+        """Returns what the hook returns after the call."""
         end()
         captures.thread.calls[:] = [c for c in captures.thread.calls if c is not call]
         self._threads.call = None

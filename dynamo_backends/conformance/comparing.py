@@ -70,5 +70,5 @@ def close(found: Any, expected: Any) -> None:
 
 
 def aliases(results: Any, inputs: Any) -> list[tuple[int, ...]]:
-    """For each output: which inputs (from 0) and outputs (after them) share its memory."""
+    """Returns for each output which inputs and outputs share its memory."""
     return mismatch.aliases(tensors(inputs), tensors(results))

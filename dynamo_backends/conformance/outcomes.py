@@ -118,7 +118,7 @@ class Outcome:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: what says something."""
+        """Returns the fields with a value, for JSON."""
         found = {**vars(self), "reasons": dict(self.reasons)}
         return {name: value for name, value in found.items() if value or name == "status"}
 

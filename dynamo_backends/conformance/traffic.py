@@ -67,7 +67,7 @@ class Reader(nn.Module):
         self.head = nn.Linear(16, 5)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of classes."""
+        """Returns scores of classes."""
         x = self.embedding(tokens)
         batch, length, width = x.shape
         # Depends on weights and a size alone, and is no view.

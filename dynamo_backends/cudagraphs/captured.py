@@ -152,7 +152,7 @@ class Notes(Protocol):
         """A graph was recorded."""
 
     def refused(self, reason: str) -> None:
-        """It cannot be recorded and goes on as it is; may raise instead."""
+        """Notes that a function cannot be recorded and runs without a CUDA graph; may raise."""
 
 
 class GraphedFunction:

@@ -49,7 +49,7 @@ def partition(
     min_block_size: int,
     expected: Collection[str] = (),
 ) -> Partition:
-    """Splits a graph.
+    """Splits a graph into blocks for the backend and parts in eager.
 
     Args:
         graph: In normal form.

@@ -156,7 +156,7 @@ def check(
 
 
 def violations(graph: Graph, properties: Collection[Property]) -> Iterator[list[str]]:
-    """For each property that a graph lacks: its name, and where."""
+    """Yields each property that a graph lacks, by name, with the place."""
     for each in Property:  # in order: later checks rely on earlier ones
         if each not in properties:
             continue

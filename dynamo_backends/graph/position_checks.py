@@ -266,7 +266,7 @@ class _Checker:
         return sum(map(_elements, read)) <= _MOST_ELEMENTS
 
     def _cone(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
-        """All that nodes are computed from, and they themselves, in order."""
+        """Returns all nodes from which some are computed, and these, in order."""
         wanted = set(nodes)
         waiting = list(wanted)
         while waiting:

@@ -145,7 +145,7 @@ def _twin(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _without_guards(mode: FakeTensorMode) -> Iterator[None]:
-    """What is learnt about symbolic sizes while checking must not become a guard."""
+    """Keeps what is learnt about symbolic sizes while checking from becoming a guard."""
     shape_env = mode.shape_env
     with shape_env.suppress_guards() if shape_env is not None else contextlib.nullcontext():
         yield

@@ -227,14 +227,14 @@ def is_ranged(graph: fx.Graph) -> bool:
 
 
 def all_sizes(graph: Graph) -> Iterator[Size]:
-    """Every size of a graph that may vary: of values, among arguments and among outputs."""
+    """Yields every size of a graph that may vary: of values, arguments and outputs."""
     for node in graph.module.graph.nodes:
         values = (node.args, node.kwargs, node.meta.get("val"), node.meta.get(SIZES))
         yield from sizes_in(values)
 
 
 def inner_sizes(graph: Graph) -> Iterator[Size]:
-    """Every size of a graph that may vary, but for numbers that it is given and returns as such.
+    """Yields every size that may vary, except numbers that are passed through.
 
     Those were all that passes could have decided by.
     """
@@ -282,7 +282,7 @@ def cap(graph: Graph) -> None:
 
 
 def sizes_in(values: Any) -> list[Size]:
-    """Those among values, in order, that may vary; of a float those that it is computed from.
+    """Returns those of the values that may vary, or from which a float is computed, in order.
 
     Args:
         values: Nested as the arguments of a node are.

@@ -46,7 +46,7 @@ def decompose_for_inductor(graph: fx.Graph) -> None:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """For each operator, a function of its arguments that may answer `NotImplemented`."""
+    """Returns for each operator a function that may answer `NotImplemented`."""
     table = private.inductor_decompositions()
     ways = {**POOLS, **_NORMS, aten.convolution_backward.default: _convolution_backward}
     images = {operator: _choice(way, table.get(operator)) for operator, way in ways.items()}

@@ -185,7 +185,7 @@ def cut(module: fx.GraphModule) -> list[Stage]:
 
 
 def _cuts(graph: fx.Graph) -> Iterator[frozenset[str]]:
-    """For each cut, the names of all calls before it.
+    """Returns for each cut the names of all calls before it.
 
     There are cuts before a backward pass, if products come before it that belong to none, and
     then also at the end of the pass before these.

@@ -89,7 +89,7 @@ class Calibration:
         return isinstance(other, Calibration) and self.digest == other.digest
 
     def __hash__(self) -> int:
-        """Of the contents."""
+        """Returns a hash of the contents."""
         return hash(self.digest)
 
     def __deepcopy__(self, memo: Any) -> "Calibration":

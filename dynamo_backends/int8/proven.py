@@ -93,7 +93,7 @@ class ProvenGraph:
         return results
 
     def _begin(self, *args: Any) -> Any:
-        """The first call."""
+        """Quantizes and verifies at the first call."""
         with self._lock:
             if self._instead != self._begin:  # another thread was first
                 return self(*args)

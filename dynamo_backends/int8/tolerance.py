@@ -64,7 +64,7 @@ class Tolerance:
         return "{" + ", ".join(shown) + "}"
 
     def __str__(self) -> str:
-        """For people."""
+        """Returns the bounds in words."""
         return ", ".join(
             f"{name_of(m)} {'at most' if m == RELATIVE else 'at least'} {b:g}"
             for m, b in self.bounds

@@ -247,7 +247,7 @@ def is_for_others(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def done_without(report: GraphReport | None, stage: str) -> Iterator[None]:
-    """What fails inside the block is left out, and noted: results do not depend on it.
+    """Logs errors of the block and goes on, where results do not depend on it.
 
     Args:
         report: Gets the reason; None: only a log line says it.

@@ -22,7 +22,7 @@ class Parts(Protocol):
         """Stores parts under a key."""
 
     def drop(self, key: str) -> None:
-        """Forgets a key."""
+        """Removes the parts stored under a key."""
 
 
 class Executable(ABC):
@@ -43,7 +43,7 @@ class Executable(ABC):
 
     @abstractmethod
     def bind(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]]:
-        """Prepares the weights.
+        """Binds weights, which it may prepare.
 
         Args:
             weights: The tensors of `Graph.weights`, in order.

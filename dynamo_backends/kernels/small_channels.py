@@ -180,7 +180,7 @@ def _shape(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> tuple[int, ...]:
-    """Of the convolution's result, before a pool."""
+    """Returns the shape of the convolution's result, before a pool."""
     spatial = zip(size[2:], window, stride, padding, strict=True)
     channels = packed[0] * packed[-1] // in_word(dtype)
     return (size[0], channels, *(_windows(n + 2 * p, w, s) for n, w, s, p in spatial))
@@ -369,7 +369,7 @@ def _chain(found: Convolution) -> tuple[list[fx.Node], bool, list[int]]:
 
 
 def _pair(size: Sequence[int]) -> Sequence[int]:
-    """Of height and width."""
+    """Returns height and width."""
     return [*size] * 2 if len(size) == 1 else size
 
 

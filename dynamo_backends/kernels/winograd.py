@@ -267,7 +267,7 @@ def _transform_fake(weight: Tensor, filtering: str, panel: int, dtype: torch.dty
 
 
 def _channels(image: Tensor, weight: Tensor) -> int:
-    """Of the result."""
+    """Returns the number of channels of the result."""
     return weight.shape[1] * weight.shape[2] // image.shape[1]
 
 

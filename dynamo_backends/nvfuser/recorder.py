@@ -245,7 +245,7 @@ class Recorder:
         self._permuted: dict[int, tuple[Value, tuple[int, ...]]] = {}
 
     def program(self, outputs: Iterable[Value]) -> FusionProgram:
-        """All that was written down, as a program that returns some values."""
+        """Returns what was recorded as a program that returns some values."""
         return FusionProgram(
             tuple(self._inputs), tuple(self._steps), tuple(v.index for v in outputs)
         )

@@ -74,7 +74,7 @@ def write(path: Path_, manifest: Mapping[str, Any], parts: Mapping[str, bytes]) 
 
 
 def _entry(name: str, size: int, offset: int) -> zipfile.ZipInfo:
-    """Of a part, stored, with a date of no meaning; a large one begins where it can be mapped."""
+    """Makes the entry of a part, stored uncompressed; a large one is aligned for mapping."""
     info = zipfile.ZipInfo(name)
     if size >= MAPPED:
         before = offset + _HEADER.size + len(name) + _EXTRA.size

@@ -91,7 +91,7 @@ class PackagedModule(nn.Module):
 
     @functools.cached_property
     def portable(self) -> Portable:
-        """The graph."""
+        """Returns the portable form, the graph."""
         return self._portable()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PackagedModule":

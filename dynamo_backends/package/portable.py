@@ -106,7 +106,7 @@ class Portable:
 
     @property
     def places(self) -> list[fx.Node]:
-        """The inputs."""
+        """Returns the places of the inputs."""
         return list(self.module.graph.find_nodes(op="placeholder"))
 
     def in_eager(self, values: list[Any]) -> Sequence[Any]:

@@ -28,7 +28,7 @@ class Spec:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Self:
-        """That of a tensor, which may be fake."""
+        """Describes a tensor, which may be fake."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
 
     def empty(self) -> Tensor:
@@ -36,7 +36,7 @@ class Spec:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
 
     def to_dict(self) -> dict[str, Any]:
-        """In types that JSON has."""
+        """Returns the description in types that JSON has."""
         return {
             "dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape),
             "strides": list(self.strides), "device": self.device,

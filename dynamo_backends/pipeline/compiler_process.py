@@ -96,7 +96,7 @@ class CompilerProcess:
         self._process.end()
 
     def disown(self) -> None:
-        """In a forked child: leaves it to the parent."""
+        """Leaves the other process to the parent, in a forked child."""
         self._process.disown()
 
     def do(self, job: Job) -> dict[str, Any] | None:
@@ -134,7 +134,7 @@ process = CompilerProcess()
 
 
 def after_fork() -> None:
-    """In a forked child: the other process is the parent's."""
+    """Forgets the other process, which is the parent's, in a forked child."""
     global process
     process.disown()
     process = CompilerProcess()

@@ -253,7 +253,7 @@ class Reserve:
             self._take_pieces(len(aside.region) // 2, [aside])
 
     def _take_pieces(self, size: int, rooms: Sequence[_Room]) -> None:
-        """All pieces of these rooms, or nearly all when they are enough."""
+        """Takes all pieces of these rooms, or nearly all if they suffice."""
         while size >= _LEAST_PIECE:
             tries = 1 if all(room.is_enough for room in rooms) else _TRIES
             found = self._take_piece(size, rooms, tries)

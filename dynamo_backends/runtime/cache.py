@@ -166,7 +166,7 @@ class DiskCache:
 
 
 def _entries(folder: PrivateFolder) -> list[tuple[float, int, str]]:
-    """When each entry was used last, its bytes and its name."""
+    """Yields for each entry when it was last used, its bytes and its name."""
     files = folder.files()
     return [(i.st_mtime, i.st_size, name) for name, i in files if name.endswith(_SUFFIX)]
 

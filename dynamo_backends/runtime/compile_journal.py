@@ -84,7 +84,7 @@ class CompileJournal:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, as far as the system says it; None: there is no such process."""
+    """Returns when a process started, if the system tells; None: there is no such process."""
     with contextlib.suppress(OSError, IndexError):
         # The second field is a name in parentheses, which may have blanks.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

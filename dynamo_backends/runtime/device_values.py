@@ -22,7 +22,7 @@ class Home(Protocol):
 
     @property
     def name(self) -> str:
-        """Such as "tpu:0"."""
+        """Returns the device's name, such as "tpu:0"."""
 
     def upload(self, tensor: Tensor) -> Any:
         """Returns an array with the contents of a row-major tensor, which may change afterwards."""

@@ -61,7 +61,7 @@ class Signs:
 
     @property
     def number(self) -> int:
-        """Of the last operation."""
+        """Returns the number of the last operation."""
         return max(self.doing, default=0)
 
     @property

@@ -75,7 +75,7 @@ def memory_bits(tensor: Tensor) -> Tensor:
 
 
 def _line(bits: Tensor) -> Tensor:
-    """All elements in the order of memory; of a tensor with gaps, those along its longest side."""
+    """Returns all elements in memory order; of a tensor with gaps, those along its longest side."""
     order = sorted(range(bits.ndim), key=lambda d: bits.stride(d), reverse=True)
     dense = bits.permute(order)
     if dense.is_contiguous():

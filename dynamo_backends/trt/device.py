@@ -42,7 +42,7 @@ class Cuda:
         )
 
     def compute_capability(self, index: int) -> str:
-        """Of a device: "9.0"."""
+        """Returns a device's compute capability, such as "9.0"."""
         major, minor = torch.cuda.get_device_capability(index)
         return f"{major}.{minor}"
 

@@ -330,7 +330,7 @@ def _largest(values: Tensor, count: int) -> Tensor:
 
 
 def _comparable(value: Tensor) -> Tensor:
-    """In a type that has differences, and enough precision."""
+    """Casts to a type that has differences, and enough precision."""
     if value.layout != torch.strided:
         value = value.to_dense()
     return value.to(torch.complex128 if value.is_complex() else torch.float64)

@@ -43,7 +43,7 @@ class System:
     unsure_s = 0.02  # a tick at both ends
 
     def wall_s(self) -> float:
-        """Seconds that pass."""
+        """Returns elapsed seconds."""
         return time.perf_counter()
 
     def stopped_s(self) -> float:
@@ -106,7 +106,7 @@ class Contention:
         return self.scattered <= _MOST_SCATTERED
 
     def __str__(self) -> str:
-        """In words."""
+        """Returns the load in words."""
         return (
             f"other processes had {self.of_others:.1f} processors, {self.preempted:.0%} of the "
             f"samples were interrupted, times differed by {self.scattered:.0%}"

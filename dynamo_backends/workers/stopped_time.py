@@ -28,7 +28,7 @@ class StoppedTime:
 
     @property
     def seconds(self) -> float:
-        """In all."""
+        """Returns the seconds for which the process was stopped, in all."""
         (seconds,) = _NUMBER.unpack_from(self._memory)
         return float(seconds)
 

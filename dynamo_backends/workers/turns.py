@@ -47,7 +47,7 @@ class Turns:
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child: all processes are the parent's, and calls of other threads, too."""
+        """Forgets all processes and calls, which are the parent's, in a forked child."""
         self._others: dict[int, StoppedTime] = {}
         self._stopped: dict[int, StoppedTime] = {}  # those of them that are stopped now
         self._lock = fork_safe_lock()
@@ -128,7 +128,7 @@ class Turns:
             return now + (stopped.seconds if stopped is not None else 0.0)
 
     def begins(self, caller: int) -> None:
-        """A call begins.
+        """Begins a call.
 
         Args:
             caller: The thread.

@@ -268,7 +268,7 @@ class WorkerProcess:
                     pipe.close()
 
     def disown(self) -> None:
-        """In a forked child: leaves the process to the parent, and lets go of its pipes."""
+        """Leaves the process to the parent, in a forked child, and closes its pipes."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -280,7 +280,7 @@ class WorkerProcess:
 
 
 def environment() -> dict[str, str]:
-    """For another process: the same modules and packages as here."""
+    """Returns the environment for a process with the same modules and packages as here."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
 

@@ -96,7 +96,7 @@ def _reshaped_after(eqn: Any) -> list[Any]:
 
 
 def _shapes_before(eqns: Sequence[Any]) -> dict[core.Var, Shape]:
-    """Of what is reshaped, or computed pointwise from that: the shape before the reshape."""
+    """Returns the shapes before reshapes, also of what is computed pointwise from these."""
     found: dict[core.Var, Shape] = {}
     for eqn in eqns:
         if _is_reshape(eqn):

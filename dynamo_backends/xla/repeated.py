@@ -85,7 +85,7 @@ def _repeats(atom: Any, same: Mapping[core.Var, frozenset[int]]) -> bool:
 
 
 def _found_same(jaxpr: core.Jaxpr) -> dict[core.Var, frozenset[int]]:
-    """For each result the dimensions along which all its entries are known to be the same."""
+    """Returns for each result the dimensions along which all its entries are equal."""
     same: dict[core.Var, frozenset[int]] = {}
     for eqn in jaxpr.eqns:
         if len(eqn.outvars) == 1:

@@ -135,7 +135,7 @@ class ResidentStep(StepProgram):
         """Moves to the device what nobody has moved there; by default nothing."""
 
     def _keep_apart(self, buffers: list[Any]) -> None:
-        """Nothing is given away and read under another name."""
+        """Copies what is donated and also read under another name."""
         updated = {id(buffers[i]) for i in self._updated}
         for i in self._others:
             if id(buffers[i]) in updated:

@@ -37,7 +37,7 @@ class ArrayHome(Home, Protocol):
 
     @property
     def client(self) -> Any:
-        """Its PJRT client."""
+        """Returns the device's PJRT client."""
 
     @property
     def handle(self) -> Any:

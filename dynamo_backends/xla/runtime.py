@@ -59,7 +59,7 @@ class Device:
 
     @property
     def name(self) -> str:
-        """Such as "tpu:0"."""
+        """Returns the device's name, such as "tpu:0"."""
         return f"{self.platform}:{self.index}"
 
     def upload(self, tensor: Tensor) -> Any:

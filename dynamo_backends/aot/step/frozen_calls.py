@@ -93,7 +93,7 @@ class Source:
     def tensor(
         self, arguments: Sequence[Tensor], state: Sequence[Tensor], outputs: Mapping[int, Tensor]
     ) -> Any:
-        """Returns the tensor."""
+        """Returns the tensor that an argument is."""
         if self.kind == "argument":
             return arguments[self.value]
         if self.kind == "output":
@@ -140,7 +140,7 @@ class Result:
         )
 
     def sources(self) -> list[Source]:
-        """Of all tensors."""
+        """Returns the sources of all tensors."""
         every = [self._single, *self._leaves]
         return [each for each in every if isinstance(each, Source)]
 

@@ -47,7 +47,7 @@ def user_line() -> str:
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """Of a torch function or method, for people: "item"."""
+    """Returns the name of a torch function or method for messages, such as "item"."""
     return getattr(func, "__name__", str(func)).strip("_")
 
 

@@ -13,7 +13,7 @@ from dynamo_backends.bench.torchvision_shim import import_transformers
 
 
 def full_size(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """Returns the suite.
+    """Returns the suite of models in their published sizes.
 
     Args:
         scale: "bench": BERT-base, 12 layers of 768 features, 30,522 words, sequences of 128

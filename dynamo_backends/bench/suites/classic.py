@@ -22,7 +22,7 @@ CONVOLUTIONAL = (
 
 
 def classic(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """Returns the suite.
+    """Returns the suite of classic convolutional nets, BERT and ViT.
 
     Args:
         scale: "bench": images of 224x224, sequences of 128 tokens. "test": images of 64x64, and

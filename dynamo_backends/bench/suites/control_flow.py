@@ -13,7 +13,7 @@ _BREAKS = frozenset({"breaks"})
 
 
 def control_flow(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """Returns the suite.
+    """Returns the suite of models with control flow.
 
     Args:
         scale: "bench": 512 features; "test": 16 features.

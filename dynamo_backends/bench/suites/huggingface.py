@@ -89,7 +89,7 @@ MODELS: Mapping[str, Listed] = {
 
 
 def huggingface(scale: Scale = "bench", batch: int | None = None) -> list[ModelCase]:
-    """Returns the suite.
+    """Returns the suite of the transformers list of PyTorch's runners.
 
     Args:
         scale: "bench": sizes of the list. "test": two layers, 512 words, 32 tokens.

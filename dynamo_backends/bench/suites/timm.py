@@ -42,7 +42,7 @@ _FEW = 2  # images at scale "test"; of one, batch norms of single values have no
 
 
 def timm(scale: Scale = "bench", batch: int | None = None) -> list[ModelCase]:
-    """Returns the suite.
+    """Returns the suite of the timm list of PyTorch's runners.
 
     Weights are those of `ModelCase.enliven`: batch norms of a network that was never trained would
     be the identity.

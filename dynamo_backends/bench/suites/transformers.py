@@ -15,7 +15,7 @@ _STATE_SPACE = frozenset({"state_space"})
 
 
 def transformers(scale: Scale = "bench", batch: int = 4) -> list[ModelCase]:
-    """Returns the suite.
+    """Returns the suite of small transformers.
 
     Args:
         scale: "bench": 4 layers of 256 features on 128 tokens, images of 128x128; "test": 2 layers

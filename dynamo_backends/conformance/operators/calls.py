@@ -52,7 +52,7 @@ class Call:
         return results
 
     def eager(self) -> list[Any]:
-        """Eager's results."""
+        """Returns eager's results."""
         results = eager_results(self, self.flat)
         assert results is not None
         return results
@@ -128,7 +128,7 @@ def judge(call: Call, expected: list[Any], results: list[Any]) -> str | None:
 
 
 def clone(flat: list[Any]) -> list[Any]:
-    """Copies of tensors."""
+    """Copies tensors, also in containers."""
     return [x.clone() if isinstance(x, torch.Tensor) else x for x in flat]
 
 

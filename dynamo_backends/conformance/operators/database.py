@@ -64,7 +64,7 @@ INDICES_ALONG = {
 
 
 def cases(dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[tuple[OpInfo, torch.dtype]]:
-    """Every operator of the database with every dtype that it has on the CPU."""
+    """Yields every operator of the database with every dtype that it has on the CPU."""
     for op in op_db:
         if op.name in UNDEFINED:
             continue

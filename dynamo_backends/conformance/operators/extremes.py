@@ -45,7 +45,7 @@ def variants(
     divides: bool = False,
     checks: bool = True,
 ) -> Iterator[Any]:
-    """Each sample as often as there are kinds of extremes, with these in its tensors.
+    """Yields each sample with each kind of extreme values in its tensors.
 
     Args:
         samples: From the database.

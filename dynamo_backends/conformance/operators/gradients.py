@@ -32,7 +32,7 @@ Tensors = list[torch.Tensor]
 def cases(
     dtypes: Sequence[torch.dtype] = DTYPES,
 ) -> Iterator[tuple[OpInfo, torch.dtype]]:
-    """Every operator of the database with every dtype in which it has a gradient on the CPU."""
+    """Yields every operator with every dtype in which it has a gradient on the CPU."""
     for op, dtype in database.cases(dtypes):
         if op.supports_autograd and dtype in op.supported_backward_dtypes("cpu"):
             yield op, dtype
@@ -121,7 +121,7 @@ class _Call:
         return None
 
     def precise(self, cotangents: Tensors) -> _Gradients | None:
-        """In float64; None if the operator cannot."""
+        """Computes in float64; None if the operator cannot."""
         with contextlib.suppress(Exception):
             wide = [widen(g) for g in cotangents]
             return self.differentiate(self, [widen(x) for x in self.flat], wide)
@@ -218,7 +218,7 @@ def _run_sample(call: _Call, compiler: Any, outcome: Outcome) -> None:
 def _compile_sample(
     call: _Call, compiler: Any, expected: _Gradients, outcome: Outcome
 ) -> _Gradients:
-    """In one graph, unless Dynamo itself cannot: then in parts, and noted so."""
+    """Compiles a sample in one graph; in parts, with a note, if Dynamo cannot."""
     try:
         return call.compiled(compiler, expected.cotangents, fullgraph=True)
     except Exception as error:

@@ -155,7 +155,7 @@ def note_fallbacks(outcome: Outcome, reports: Sequence[GraphReport]) -> None:
 
 
 def _compile_sample(call: Call, compiler: Any, outcome: Outcome) -> list[Any]:
-    """In one graph, unless Dynamo itself cannot: then in parts, and noted so."""
+    """Compiles a sample in one graph; in parts, with a note, if Dynamo cannot."""
     try:
         return call.compiled(compiler, fullgraph=True)
     except Exception as error:

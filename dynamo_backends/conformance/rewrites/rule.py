@@ -56,7 +56,7 @@ class Mismatch(NamedTuple):
     wrong: Tensor | None = None
 
     def __str__(self) -> str:
-        """In words."""
+        """Returns the difference in words."""
         if self.text:
             return f"output {self.output} {self.text}"
         where = list(self.where)

@@ -27,7 +27,7 @@ def a_batch_of_changing_size(subject: Subject, value: bool) -> None:
 
 @CHECKS.add
 def shapes_as_outputs_and_in_arithmetic(subject: Subject) -> None:
-    """Sizes are numbers."""
+    """Checks sizes that are used as numbers."""
 
     def fn(x: Tensor) -> tuple[Any, ...]:
         n = x.shape[0]
@@ -44,7 +44,7 @@ def shapes_as_outputs_and_in_arithmetic(subject: Subject) -> None:
 
 @CHECKS.add
 def python_control_flow_and_graph_breaks(subject: Subject) -> None:
-    """Branches on values."""
+    """Checks branches on values."""
 
     def fn(x: Tensor) -> Tensor:
         x = x * 2

@@ -14,7 +14,7 @@ CHECKS = Table()
 
 @CHECKS.add
 def operators_in_place_change_the_callers_tensors(subject: Subject) -> None:
-    """Mutated inputs."""
+    """Checks mutated inputs."""
 
     def fn(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1).mul_(y)
@@ -69,7 +69,7 @@ def two_inputs_that_share_memory(subject: Subject) -> None:
 
 @CHECKS.add
 def outputs_that_are_views_of_inputs_and_of_each_other(subject: Subject) -> None:
-    """Aliases."""
+    """Checks aliases."""
 
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         y = x * 2
@@ -80,7 +80,7 @@ def outputs_that_are_views_of_inputs_and_of_each_other(subject: Subject) -> None
 
 @CHECKS.add
 def an_input_returned_as_it_is(subject: Subject) -> None:
-    """The same object."""
+    """Checks that a returned input is the same object."""
     x = torch.randn(3)
     ensure(subject.compile(lambda x: (x, x + 1))(x)[0] is x, "another tensor is returned")
 
@@ -132,7 +132,7 @@ def inputs_whose_layout_changes_between_calls(subject: Subject) -> None:
 
 @CHECKS.add
 def channels_last_models_keep_their_layout(subject: Subject) -> None:
-    """Strides of results."""
+    """Checks strides of results."""
     module: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2)).eval()
     module = module.to(memory_format=torch.channels_last)
     with torch.no_grad():
@@ -141,7 +141,7 @@ def channels_last_models_keep_their_layout(subject: Subject) -> None:
 
 @CHECKS.add
 def expanded_and_strided_outputs(subject: Subject) -> None:
-    """Strides of results."""
+    """Checks strides of results."""
     subject.check(
         lambda x: ((x + 1).expand(4, 3), (x + 1).view(1, 3, 1).expand(2, 3, 5)), torch.randn(3)
     )

@@ -33,7 +33,7 @@ def dtypes_are_kept(subject: Subject, value: torch.dtype) -> None:
 
 @CHECKS.add
 def numbers_of_64_bits_are_not_truncated(subject: Subject) -> None:
-    """Integers and floats."""
+    """Checks integers and floats of 64 bits."""
     big = torch.tensor([2**40 + 1, -(2**50) - 3])
     subject.check(lambda x: (x + 1, x * 2, x // 3), big)
     tiny = torch.tensor([1 + 2.0**-40, 1.0], dtype=torch.float64)
@@ -43,7 +43,7 @@ def numbers_of_64_bits_are_not_truncated(subject: Subject) -> None:
 
 @CHECKS.each(_named(torch.float16, torch.bfloat16, torch.float64))
 def models_in_other_precisions(subject: Subject, value: torch.dtype) -> None:
-    """A small net."""
+    """Checks a small net in other precisions."""
     module = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
     with torch.no_grad():
         subject.check(module.to(value).eval(), torch.randn(5, 16, dtype=value))

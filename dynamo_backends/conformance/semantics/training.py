@@ -16,7 +16,7 @@ CHECKS = Table()
 
 @CHECKS.add
 def gradients_are_right(subject: Subject) -> None:
-    """Of a small net with a loss."""
+    """Checks the gradients of a small net with a loss."""
     module = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(8 * 16, 10), nn.LayerNorm(10), nn.GELU(),
@@ -63,7 +63,7 @@ def gradients_of_attention(subject: Subject, value: dict[str, Any]) -> None:
 
 @CHECKS.add
 def gradients_of_large_attention(subject: Subject) -> None:
-    """Of sizes for which the exporter's lowering has a sum of exponentials that would fit."""
+    """Checks sizes at which an exporter's sum of exponentials would overflow."""
     _attention(subject, {}, *(torch.randn(2, 32, 32, 136) for _ in range(3)))
 
 
@@ -86,7 +86,7 @@ def _attention(subject: Subject, settings: dict[str, Any], *inputs: Tensor) -> N
 
 @CHECKS.each({mode: mode for mode in ("sum", "mean", "max")})
 def gradients_of_large_bags(subject: Subject, value: str) -> None:
-    """Of embeddings."""
+    """Checks gradients of bags of embeddings."""
     module = nn.EmbeddingBag(9000, 120, mode=value)
     bags = torch.randint(9000, (3, 4))
 

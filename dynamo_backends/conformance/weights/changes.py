@@ -121,14 +121,14 @@ def follows(compiled: Function, module: nn.Module, x: Tensor, changes: Sequence[
 
 @CHECKS.each({name: [name] for name in CHANGES})
 def changed(subject: Subject, value: list[str]) -> None:
-    """One change, twice."""
+    """Makes one change twice."""
     module = net()
     follows(subject.compile(module), module, torch.randn(INPUT), value * 2)
 
 
 @CHECKS.add
 def changed_in_all_ways_one_after_the_other(subject: Subject) -> None:
-    """All changes of one module."""
+    """Makes all changes of one module, one after the other."""
     module = net()
     follows(subject.compile(module), module, torch.randn(INPUT), list(CHANGES))
 

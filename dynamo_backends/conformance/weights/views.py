@@ -153,6 +153,6 @@ def views(subject: Subject, value: dict[str, Case]) -> None:
 
 @CHECKS.add
 def views_in_training(subject: Subject) -> None:
-    """All views of one module, with gradients."""
+    """Checks all views of one module, with gradients."""
     pair = Pair.of(CASES)
     compare_trained(subject.compile(pair.module), pair)

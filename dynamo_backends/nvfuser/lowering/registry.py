@@ -66,12 +66,12 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the only result."""
+        """Returns the shape of the only result."""
         return tuple(self.out.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the only result."""
+        """Returns the dtype of the only result."""
         kind: torch.dtype = self.out.dtype
         return kind
 

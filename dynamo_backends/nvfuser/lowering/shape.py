@@ -82,7 +82,7 @@ def copy(call: Call, x: Value, source: Value, non_blocking: bool = False) -> Val
 
 @lowers("repeat.default", context=True)
 def repeat(call: Call, x: Value, repeats: Sequence[int]) -> Value:
-    """Each dimension is one of repetitions and one of elements, before both become one."""
+    """Repeats along dimensions: each becomes one of repetitions and one of elements first."""
     x = x.leading(len(repeats))
     if all(n == 1 for n in repeats):
         return x

@@ -93,7 +93,7 @@ class Described:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], graph: Mapping[str, Any]) -> "Described":
-        """That of a manifest and of the graph beside it.
+        """Reads the description from a manifest and the graph beside it.
 
         Raises:
             PackageError: They do not fit each other.

@@ -234,7 +234,7 @@ class PaddedPrograms:
 
     @property
     def patience(self) -> int:
-        """So that sizes that are more than can be kept are not compiled again and again."""
+        """Returns a factor that grows with evictions, so that sizes are not compiled repeatedly."""
         return 1 + self._replaced // self._most
 
     @property

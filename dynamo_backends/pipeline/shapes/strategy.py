@@ -22,7 +22,7 @@ class Compiled(Protocol):
 
     @property
     def served(self) -> Served:
-        """Counts its calls."""
+        """Counts the calls that it served."""
         ...
 
     def __call__(self, args: list[Any], /) -> Sequence[Any]:

@@ -104,7 +104,7 @@ def _transposed(mask: jax.Array) -> jax.Array:
 
 
 def _exponentials(scores: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Each row's exponentials of what its scores are above a shift; their sum, and the shift.
+    """Returns each row's exponentials of scores above a shift, their sum, and the shift.
 
     The last dimension of sum and shift is kept as 1. The shift is the row's maximum, so that the
     sum is at least 1; in a row that sees nothing it is finite, and all exponentials are 0. That
@@ -131,7 +131,7 @@ def attend(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Attention without dropout.
+    """Computes attention without dropout.
 
     Args:
         ctx: The call.

@@ -94,7 +94,7 @@ _LARGEST_IMAGE = 32 << 20
 
 
 def _column_bytes(shape: ConvShape) -> int:
-    """Of one image, all taps side by side."""
+    """Returns the bytes of one image's columns, all taps side by side."""
     row = shape.taps * shape.in_channels * jnp.dtype(shape.dtype).itemsize
     return row * math.prod(shape.out_spatial)
 

@@ -195,7 +195,7 @@ def eigvals(ctx: Context, a: Array) -> Array:
 
 @lowers("linalg_matrix_exp.default")
 def matrix_exp(ctx: Context, a: Array) -> Array:
-    """In float64 where that is cheap: squaring doubles the error each time."""
+    """Computes in float64 where that is cheap: squaring doubles the error each time."""
     if a.size == 0:
         return a
     if ctx.options.platform == "tpu":

@@ -31,7 +31,7 @@ _TANH = (
 
 
 def _tanh(x: Array) -> Array:
-    """In float32 by exp: XLA's own is wrong by 4.4 units in the last place near 1 and -1.
+    """Computes float32 by exp: XLA's own is wrong by 4.4 units in the last place near 1 and -1.
 
     Gradients are multiplied by 1 - tanh(x)**2, which is nothing but that rounding there.
     """
@@ -75,7 +75,7 @@ def _cosh(x: Array) -> Array:
 
 
 def _sinh(x: Array) -> Array:
-    """In float32 by exp: XLA's own is wrong by 24 units in the last place of large x."""
+    """Computes float32 by exp: XLA's own is wrong by 24 units in the last place of large x."""
     if x.dtype != jnp.float32:
         return jnp.sinh(x)
     size, squared = jnp.abs(x), x * x
@@ -290,7 +290,7 @@ def ldexp(x: Array, exponent: Array) -> Array:
 
 @pointwise("nextafter.default", promote=Promotion.NONE)
 def nextafter(ctx: Context, x: Array, y: Array) -> Array:
-    """In the operands' own precision: the neighbour of a bfloat16 is not one in float32."""
+    """Computes in the operands' own precision: a bfloat16's neighbour is not one in float32."""
     return jnp.nextafter(x.astype(ctx.out_dtype), y.astype(ctx.out_dtype))
 
 

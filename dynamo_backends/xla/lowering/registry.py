@@ -195,7 +195,7 @@ def _spelled(name: str) -> str:
 
 
 def overloads() -> Iterator[OpOverload]:
-    """Every overload that has a lowering."""
+    """Returns every overload that has a lowering."""
     return iter(_TABLE)
 
 

@@ -90,7 +90,7 @@ def splitting(
 def lower_split(
     program: Any, device: MeshDevice, splits: Splits, what: str, donated: Sequence[int] = ()
 ) -> Any:
-    """StableHLO with shardings.
+    """Lowers to StableHLO with shardings.
 
     Args:
         program: A jaxpr.

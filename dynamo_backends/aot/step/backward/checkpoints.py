@@ -322,7 +322,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def region(session: Any, original: Any, *args: Any, **kwargs: Any) -> Generator[None, None, None]:
-    """In the place of torch's generator of a checkpoint: what is before and after its function."""
+    """Replaces torch's generator of a checkpoint, which runs before and after its function."""
     bound = inspect.signature(original).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments

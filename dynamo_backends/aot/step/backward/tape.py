@@ -360,7 +360,7 @@ class GraphNode:
         self.metadata: dict[Any, Any] = {}
 
     def name(self) -> str:
-        """Of the node."""
+        """Returns the node's name."""
         return self._name
 
     def register_hook(self, hook: Any) -> RemovableHandle:

@@ -203,7 +203,7 @@ class Parallel:
         return self.mesh.replicated
 
     def of_batch(self, tensor: Tensor) -> Placement:
-        """Of a tensor of the batch; one without dimensions is everywhere.
+        """Returns the placement of a tensor of the batch; one without dimensions is replicated.
 
         Raises:
             OptionError: It cannot be split.
@@ -217,7 +217,7 @@ class Parallel:
         return fitted(self.batch, tensor.shape, self.mesh, "a tensor of the batch", advice)
 
     def of_part(self, tensor: Tensor) -> Placement:
-        """Of a tensor of which each process gives its part.
+        """Returns the placement of a tensor of which each process passes a part.
 
         Raises:
             OptionError: It lacks a dimension that is split.

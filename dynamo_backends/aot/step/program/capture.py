@@ -200,7 +200,7 @@ class _Recorder:
         return read | {i for i, is_gradient in self._aliases.views if is_gradient}
 
     def _inputs(self) -> Iterator[tuple[Tensor, Role, str]]:
-        """For each input of the graph a fake tensor, its role and its name."""
+        """Yields for each input of the graph a fake tensor, its role and its name."""
         with self._mode:
             count = len(self._scalars.values)
             numbers = torch.empty(count, dtype=torch.float64, device=self._numbers_on)
@@ -222,11 +222,11 @@ class _Recorder:
         return fake_of(self._mode, tensor)
 
     def _fake_of(self, key: Key, tensor: Tensor) -> Tensor:
-        """For what shares memory: a tensor that shares none, which nobody reads."""
+        """Makes a fake tensor with memory of its own in place of one that shares memory."""
         return self._fake(tensor) if key not in self._aliases.views else self._fake_apart(tensor)
 
     def _fake_apart(self, tensor: Tensor) -> Tensor:
-        """For what shares memory: a tensor that shares none."""
+        """Makes a fake tensor with memory of its own."""
         with self._mode:
             fake = empty_as(tensor)
         return fake.requires_grad_(tensor.requires_grad)

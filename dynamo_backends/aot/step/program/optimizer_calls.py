@@ -115,7 +115,7 @@ def _min(a: Any, b: Any) -> Any:
 
 
 def _max(a: Any, b: Any) -> Any:
-    """Python's `max(a, b)`."""
+    """Computes Python's `max(a, b)`."""
     return torch.where(b > a, b, a)
 
 

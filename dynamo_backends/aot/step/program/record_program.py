@@ -349,7 +349,7 @@ class RecordProgram:
         return tuple(numbers)
 
     def __call__(self, segment: Segment, inventory: Inventory) -> dict[int, Tensor]:
-        """Runs it.
+        """Runs the program with the inputs of this call.
 
         Returns:
             Its outputs by their numbers.

@@ -193,7 +193,7 @@ def has_tensor_number(kwargs: dict[str, Any]) -> bool:
 
 
 def on_lists(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any] | None:
-    """For a function on lists of tensors: the same, by one call per tensor; else None."""
+    """Returns a function that makes one call per tensor of a list, for one on lists; else None."""
     name = getattr(function, "__name__", "")
     if not name.startswith("_foreach_"):
         return None

@@ -35,12 +35,12 @@ class Rank(enum.IntEnum):
 
 
 def rank_of(value: Any) -> Rank:
-    """Of a number among a step's inputs."""
+    """Returns the rank of a number among a step's inputs."""
     return Rank.NUMPY if isinstance(value, numpy.generic) else Rank.PYTHON
 
 
 def dtype_of(value: Any) -> torch.dtype:
-    """Of the tensor that stands for it."""
+    """Returns the dtype of the tensor that stands for a number."""
     if not isinstance(value, numpy.floating):
         return torch.float64
     return {2: torch.float16, 4: torch.float32}.get(value.dtype.itemsize, torch.float64)
@@ -206,7 +206,7 @@ class Scalars:
         return result
 
     def align(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-        """For a call on these tensors: by id, what takes the place of those that are numbers.
+        """Returns by id what replaces those tensors of a call that are numbers.
 
         Without it, a number would promote a 0-d tensor of float32 to float64.
         """

@@ -76,7 +76,7 @@ class StepState:
         return replaced, is_like
 
     def _create_state_on_mesh(self) -> None:
-        """No first step in eager makes the optimizers' state there."""
+        """Makes the optimizers' state, as no first step in eager does on a mesh."""
         if self._definition.parallel is None:
             return
         strange = [o for o in self._definition.optimizers if not create_state(o)]

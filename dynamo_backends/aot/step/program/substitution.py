@@ -196,7 +196,7 @@ class Substitution(TorchFunctionMode):
     def _state_as_numbers(
         self, written: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """For formulas that calculate with 0-d state; those of eager read a number out of it."""
+        """Reads numbers out of 0-d state, as eager's formulas do."""
         kept = {id(t) for t in written}
 
         def read(t: Tensor) -> Tensor:

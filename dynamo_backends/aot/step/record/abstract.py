@@ -67,7 +67,7 @@ class AbstractRecorder:
     # What the recorder asks of a session
 
     def go_eager(self, reason: str) -> None:
-        """Refuses a call.
+        """Raises an error: on a mesh nothing runs in eager.
 
         Raises:
             Refusal: Always.

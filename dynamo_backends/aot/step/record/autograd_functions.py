@@ -71,7 +71,7 @@ class Context(FunctionCtx):
     saved_variables = saved_tensors
 
     def name(self) -> str:
-        """Of the node."""
+        """Returns the node's name."""
         return f"{self._function.__name__}Backward"
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
@@ -99,7 +99,7 @@ class Context(FunctionCtx):
             self._versions = [None if t is None else _version(t) for t in self._saved]
 
     def free(self) -> None:
-        """No other pass may follow."""
+        """Frees what was saved: no other pass may follow."""
         if self._saved or self._in_region is not None:
             self._saved = None
 

@@ -65,7 +65,7 @@ class NestedPasses:
         self._regions: list[tuple[CheckpointPlace, bool]] = []
 
     def renew(self) -> None:
-        """A segment begins."""
+        """Begins a segment."""
         self._places = []
         self._contexts = {}
         self._nodes = {}

@@ -184,7 +184,7 @@ def _refuse(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _register_hook(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Those of results and of leaves that were there before are called in backward passes."""
+    """Registers a hook of a result, or of a leaf that was there before, for backward passes."""
     segment, tensor = session.segment, args[0]
     is_leaf = _flag(1)(session, IS_LEAF, (tensor,), {})
     if func is HOOKS[0] and not is_leaf and segment.is_result(tensor):

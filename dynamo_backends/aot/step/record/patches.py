@@ -343,7 +343,7 @@ class _Functions:
             self._replacements.install()
 
     def exit(self, user: Any) -> None:
-        """It is no more; a signal may have come before it was noted, or after."""
+        """Notes the end of a call; a signal may have come before or after."""
         with self._lock:
             self._users.discard(user)
             if self._users:

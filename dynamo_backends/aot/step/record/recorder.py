@@ -259,7 +259,7 @@ class Recorder:
 
 
 def _results(segment: Segment, tensors: list[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Those of the tensors that are results of recorded calls."""
+    """Returns those of the tensors that are results of recorded calls."""
     for tensor in tensors:
         number = segment.number_of(tensor)
         if number is not None and segment.trie.kinds[number] == "result":
@@ -312,7 +312,7 @@ class Observer(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Executes an operator."""
+        """Executes an operator and records it."""
         kwargs = kwargs or {}
         self.draws |= torch.Tag.nondeterministic_seeded in func.tags
         self.reads |= _depends_on_data(func, args)

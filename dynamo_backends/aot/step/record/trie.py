@@ -169,7 +169,7 @@ class Node:
         return self._may_have_hooks
 
     def subtree(self) -> Iterator["Node"]:
-        """This place, and all that follow."""
+        """Yields this place and all that follow it."""
         nodes = [self]
         while nodes:
             node = nodes.pop()

@@ -136,7 +136,7 @@ def shared_memory(batch: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
 
 
 def first_of_each(tensors: Mapping[int, Tensor], places: Iterable[int]) -> tuple[int, ...]:
-    """For each place the first one that has the same tensor."""
+    """Returns for each place the first place that has the same tensor."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(tensors[i]), i) for i in places)
 

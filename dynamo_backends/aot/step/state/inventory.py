@@ -209,7 +209,7 @@ def _is_alike(a: Any, b: Any) -> bool:
 
 
 def _readers(states: Iterable[dict[Any, Any]]) -> list[tuple[Any, list[Any]]]:
-    """For states with the same keys what reads their tensors, as a tuple of at least two."""
+    """Returns functions that read the tensors of states with the same keys."""
     by_keys: dict[tuple[Any, ...], list[Any]] = {}
     for state in states:
         keys = tuple(key for key, value in state.items() if isinstance(value, Tensor))

@@ -84,7 +84,7 @@ def gather(call: PaddedCall) -> Placed:
 
 @pads("scatter.value", "scatter.src", "scatter_add.default")
 def scatter(call: PaddedCall) -> Placed:
-    """Each row gets its own values; what is written in the padding stays there."""
+    """Scatters each row's own values; what is written in the padding stays there."""
     x, d = call["self"], call.dim("self")
     if x.ndim == 0 or len(x.extents[d]) > 1:
         raise call.refuse("it writes along several dimensions that were merged")

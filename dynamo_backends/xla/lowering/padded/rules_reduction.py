@@ -61,7 +61,7 @@ def reduce(call: PaddedCall) -> Placed:
 
 @pads("logsumexp.default")
 def logsumexp(call: PaddedCall) -> Placed:
-    """Of integers, too: no integer is low enough, so they become floating-point numbers before."""
+    """Reduces integers as floating-point numbers, since no integer is low enough."""
     x, over = call["self"], call.axes("self", "dim")
     if not jnp.issubdtype(x.array.dtype, jnp.inexact):
         x = x.astype(to_jax(call.node.meta["val"].dtype))
@@ -116,7 +116,7 @@ def _count(call: PaddedCall, over: Sequence[int]) -> jax.Array:
 
 @pads("argmax.default", "argmin.default", "max.dim", "min.dim")
 def place_of_extreme(call: PaddedCall) -> Placed:
-    """Of several the first, which is not in the padding."""
+    """Returns the first of several extremes, which is not in the padding."""
     x, name = call["self"], _name(call)
     if call.value("dim") is None:
         call.need_whole("self")

@@ -74,7 +74,7 @@ def expand(call: PaddedCall) -> Placed:
 
 @pads("slice.Tensor", "slice_copy.Tensor", shapes=("end",))
 def slice_(call: PaddedCall) -> Placed:
-    """What is left beyond the real end is padding again, from which negative numbers count."""
+    """Slices; what is left beyond the real end, from which negative numbers count, is padding."""
     x, d = call["self"], call.dim("self")
     start = call.value("start") or 0
     placed = _with(x.extents, d, call.fresh()[d])
@@ -197,7 +197,7 @@ def roll(call: PaddedCall) -> Placed:
 
 @pads("repeat.default", shapes=("repeats",))
 def repeat(call: PaddedCall) -> Placed:
-    """Each dimension becomes a grid of its repetitions and itself."""
+    """Repeats: each dimension becomes a grid of its repetitions and itself."""
     own, times = call["self"].extents, extents_of(call.value("repeats"))
     own = ((),) * (len(times) - len(own)) + own
     return call.run(), tuple(merged((*n, *e)) for n, e in zip(times, own, strict=True))

@@ -40,7 +40,7 @@ class Validity:
         return result
 
     def along(self, extent: Extent) -> jax.Array:
-        """For each position along a dimension whether it is valid."""
+        """Returns for each position along a dimension whether it is valid."""
         if extent not in self._along:
             self._along[extent] = self._computed(extent)
         return self._along[extent]

@@ -64,10 +64,10 @@ class Coverage(Rendered):
     Attributes:
         graphs: The captured graphs that ran, in the order of their first calls.
         eager_ops: How often each ATen operator ran outside the graphs.
-        seconds_in_eager: How long these ran.
+        seconds_in_eager: Time of these operators, in seconds.
         frames_compiled: Number of frames that Dynamo compiled, recompilations included.
-        recompilations: Those of them that had been compiled before, with the reason.
-        result: What the function returned, for `coverage(fn, ...)`.
+        recompilations: The recompiled frames, with the reasons.
+        result: The function's result, for `coverage(fn, ...)`.
     """
 
     graphs: list[GraphCoverage] = field(default_factory=list)
@@ -169,7 +169,7 @@ def coverage(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage: 
 def coverage(
     fn: Callable[..., Any] | None = None, /, *args: Any, **kwargs: Any
 ) -> contextlib.AbstractContextManager[Coverage] | Coverage:
-    """Measures how much of a run is captured, with whatever backend.
+    """Measures how much of a run is captured, with any backend.
 
     Examples:
         >>> with coverage() as found:
@@ -179,20 +179,19 @@ def coverage(
         1.0
 
     An operator is a call that reaches torch's dispatcher below autograd (`aten.addmm`, views
-    included). Those outside graphs are seen by a dispatch mode that Dynamo passes over; those
-    that a graph stands for are counted once, when it is captured, by running it on fake tensors
-    under such a mode, and added at each of its calls. So both are the operators that eager would
-    run, whatever the backend makes of a graph. What autograd's backward runs is in neither: whether
-    it is compiled is the backend's decision, not a matter of capture.
+    included). A dispatch mode counts operators outside of graphs. The operators of a graph are
+    counted once, on fake tensors, when it is captured, and added at each of its calls. So both
+    numbers are those of eager, whatever the backend makes of a graph. Operators of autograd's
+    backward pass are not counted: whether they are compiled is the backend's decision.
 
-    Time in graphs is wall time of their calls, time in eager that of the operators' kernels
-    without Python between them. Compilation is in neither, except what a backend does at the first
-    call of a graph: to leave that out, call `found.restart()` after a warm-up. On devices that
-    run asynchronously, the times are those of launching.
+    Time in graphs is the wall time of their calls; time in eager is that of the operators' kernels,
+    without Python between them. Compilation is in neither, except for what a backend compiles at
+    the first call of a graph: to exclude that, call `found.restart()` after a warm-up. On devices
+    that run asynchronously, the times are those of launching.
 
-    So that every graph is seen, compiled code is forgotten at the beginning, as by `reset()`: in
-    all threads. Counted is what the calling thread runs. Results do not change. What is compiled
-    inside stays in use afterwards; its graphs ask at each call whether anyone is counting.
+    All compiled code is dropped at the beginning, as by `reset()`, in all threads, so that every
+    graph is seen. Only calls of the calling thread are counted. Results do not change. Code that is
+    compiled inside stays in use afterwards, and checks at each call whether anyone is counting.
 
     Args:
         fn: A function or module to run once. If it is not compiled yet, it is captured with the

@@ -177,11 +177,11 @@ def explain(
     bisect: bool = False,
     **kwargs: Any,
 ) -> Explanation:
-    """Calls a function or module once under a compiler and says what became of it.
+    """Compiles and calls a function or module once, and returns a report of what was compiled.
 
-    The function really runs: what it changes is changed. If results require gradients, their sum
-    is differentiated too, so that the backward graphs are compiled; no `.grad` is written. To
-    see recompilations, call it several times with `Explainer`.
+    The function runs, with its side effects. If results require gradients, their sum is
+    differentiated, so that backward graphs are compiled; no `.grad` is written. To see
+    recompilations, call it several times with an `Explainer`.
 
     Examples:
         >>> print(explain(model, images, backend="openxla"))
@@ -193,9 +193,8 @@ def explain(
             inputs to a callable. Backends of other packages give fewer facts.
         options: Of the backend.
         dynamic: As for `torch.compile`.
-        bisect: Where a graph is wrong, parts of it are compiled alone, to find the operators that
-            are. Takes a compilation for each halving. Backends of this package only, and not with
-            `verify="off"`.
+        bisect: Find the wrong operators of a graph that is wrong, by compiling parts of it. Each
+            step takes a compilation. For backends of this package, and not with `verify="off"`.
         kwargs: The function's keyword arguments. For one called like an argument of `explain`
             itself, use `Explainer`.
 

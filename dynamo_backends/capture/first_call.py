@@ -184,7 +184,7 @@ def optimize(
     fullgraph: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> "Optimize":
-    """Captures graphs and hands them to a compiler.
+    """Captures graphs and passes them to a compiler.
 
     Examples:
         >>> def compiler(gm, example_inputs):
@@ -194,16 +194,16 @@ def optimize(
         >>> with optimize(compiler):
         ...     model(images)
 
-    As a decorator it takes functions, methods, generator functions (what they call is captured)
-    and modules. Under `with`, what is called inside the block is captured, modules of torch.nn
-    included; the block's own lines run in eager, as their frame was running before. The object
-    holds no state: it can be nested, entered again while it is in use, and shared by threads, each
-    of which is captured only in its own blocks.
+    As a decorator it takes functions, methods, modules, and generator functions (what they call is
+    captured). A `with` block captures all functions that are called in it, modules of
+    torch.nn included; the block's own lines run in eager, because their frame was running before.
+    The object holds no state: it can be nested, entered again while it is in use, and shared by
+    threads. Each thread captures only in its own blocks.
 
     Args:
-        backend_or_compiler_fn: A backend of this package or of another, or any that
-            `torch.compile` knows, by name; a `Compiler`; or a function of a graph module and its
-            example inputs (real tensors) that returns what runs the graph.
+        backend_or_compiler_fn: The name of a backend of this package or any other that
+            `torch.compile` knows; a `Compiler`; or a function that takes a graph module and its
+            example inputs (real tensors) and returns a callable that runs the graph.
         dynamic: True captures sizes as symbols at once, False never, None once they vary.
         fullgraph: A graph break is an error.
         options: Of the backend; a function gets them as the keyword argument `options`.

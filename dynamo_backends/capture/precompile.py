@@ -43,10 +43,9 @@ def precompile(
 ) -> tuple[Callable[..., Any], WarmUp]:
     """Compiles a function for ranges of sizes, before the first call.
 
-    The arguments are called with as they are, and at a few other sizes of the ranges, which are
-    made by repeating or cutting them (see `warm_up`, which leaves nothing behind). Where one
-    executable serves all sizes, later calls inside the ranges compile nothing; other backends have
-    compiled the sizes called with.
+    Calls the function with the arguments, and with these repeated or cut to a few other sizes of
+    the ranges (see `warm_up`). If one executable serves all sizes, later calls inside the ranges
+    compile nothing; other backends have compiled the sizes of these calls.
 
     Examples:
         >>> batch = torch.export.Dim("batch", min=2, max=64)
@@ -55,18 +54,18 @@ def precompile(
         ... )
 
     Args:
-        fn: A function or module, or what `torch.compile` made of one: `backend` and `options` are
-            of no account then.
+        fn: A function or module, or one that `torch.compile` has compiled; then `backend` and
+            `options` are ignored.
         args: Arguments of one call. Tensors are marked as `torch._dynamo.mark_dynamic` does.
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`: for each argument, by name or in order, a dict
             from dimensions to `Dim` (with `min` and `max`), `Dim.DYNAMIC` or None, or a sequence of
             these. None: the dimensions that `torch._dynamo.mark_dynamic` has marked.
-        backend: What compiles.
+        backend: Name of the backend.
         options: Of the backend.
 
     Returns:
-        What `torch.compile` returned, and what was done.
+        The compiled function, and the `WarmUp` that says what was compiled.
 
     Raises:
         OptionError: `dynamic_shapes` does not fit the arguments, or has derived dimensions.

@@ -25,15 +25,15 @@ _ROUNDS = 6  # Dynamo makes a size symbolic when it changes; then a range is pro
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The result of `warm_up`: rounds, compilations, and what was verified.
+    """The result of `warm_up`: how often it called the function, and what was compiled.
 
     Attributes:
-        calls: How often it called the function.
-        graphs: How many graphs Dynamo captured meanwhile.
-        executables: How many were made, or loaded from the disk cache.
+        calls: Number of calls of the function.
+        graphs: Number of graphs that Dynamo captured.
+        executables: Number of executables that were compiled, or loaded from the disk cache.
         cache_hits: How many of these came from the disk cache.
-        seconds: How long it took.
-        complete: The last calls compiled nothing.
+        seconds: Elapsed time.
+        complete: Whether the last calls compiled nothing.
     """
 
     calls: int
@@ -47,13 +47,13 @@ class WarmUp:
 def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
     """Compiles what calls with these inputs need, so that later ones compile nothing.
 
-    Each set of inputs is called with, until all have been without a compilation, those of
-    `while_compiling="eager"` included. Where one program is to serve a range of sizes, give inputs
-    of three sizes of it or more that differ in each changing dimension, or of each size if the
-    backend compiles sizes one by one (`dynamo-backends list`).
+    Calls the function with each set of inputs until a round of all sets causes no compilation, also
+    none in the background. If one program serves a range of sizes, pass inputs of three or more
+    sizes that differ in each changing dimension. If the backend compiles sizes one by one
+    (`dynamo-backends list`), pass each size.
 
-    Results are discarded. Random state, buffers of modules, and inputs that are written to are as
-    before. With grad mode on, results are differentiated, so that backward graphs are compiled,
+    Results are discarded. Random state, buffers of modules, and inputs that are written to are
+    restored. With grad mode on, results are differentiated, so that backward graphs are compiled,
     too; no `.grad` is written.
 
     Examples:

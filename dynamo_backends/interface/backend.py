@@ -28,8 +28,8 @@ class Availability:
     """The answer to whether a backend can run here, with the reason and the remedy.
 
     Attributes:
-        usable: It can.
-        reason: If not, why; if so, what it will run on.
+        usable: Whether the backend can run here.
+        reason: Why it cannot run; if it can, what it runs on.
         remedy: A command that fixes it, or an empty string.
         devices: torch device types that it can compile for here.
     """
@@ -48,26 +48,25 @@ class Backend(ABC):
     """A compiler for functional ATen graphs.
 
     Attributes:
-        name: What users pass to `torch.compile(backend=...)`.
+        name: The name for `torch.compile(backend=...)`.
         summary: One line for `dynamo-backends list`.
         Options: The frozen dataclass of its options.
-        trains: Forward and backward graphs can be compiled, not only inference graphs.
+        trains: Whether it compiles forward and backward graphs, not only inference graphs.
         dynamic_shapes: How graphs with symbolic shapes are run, for `dynamo-backends list`.
-        serves_ranges: One executable can serve several shapes, so that graphs with symbolic shapes
-            are handed over with sizes that know where they come from (see `graph.sizes`). Else,
-            and where an executable does not (`Executable.serves_range`), the pipeline compiles
-            them once per concrete shape.
-        depends_on_ranges: An executable that serves a range depends on how wide it is: on more
-            than whether a size may be 0 or 1. Else it is used for other ranges of the same graph,
-            too: Dynamo captures a function once for each range that its guards tell apart.
-        is_verified: It compares what it runs with eager itself.
-        packages: The modules that it needs, each with the package on the index that has it.
-        optional_packages: Packages that its code depends on where they are installed, such as a
-            vendor's build for GPUs; "nvfuser-*" stands for all whose names begin so.
+        serves_ranges: Whether one executable can serve several shapes. Then sizes in a graph carry
+            their symbolic expressions (see `graph.sizes`). Otherwise, and for executables without
+            `Executable.serves_range`, the pipeline compiles once per concrete shape.
+        depends_on_ranges: Whether an executable for a range depends on its bounds, beyond whether a
+            size may be 0 or 1. Otherwise it also serves other ranges of the same graph: Dynamo
+            captures a function once for each range that its guards distinguish.
+        is_verified: Whether the backend compares its results with eager itself.
+        packages: The modules that it needs, each with the package that contains it.
+        optional_packages: Packages that its code depends on if they are installed, such as a
+            vendor's build for GPUs; "nvfuser-*" stands for all names with this prefix.
         install: The command that installs `packages`.
-        same_as: Name of the backend that runs the same code, of which this is a variant; autotune
-            tries one of them.
-        kept: Where its compiled blocks are kept; None: in the disk cache.
+        same_as: Name of the backend of which this is a variant with the same code; `autotune` tries
+            one of them.
+        kept: The store of its compiled blocks; None: the disk cache.
     """
 
     name: ClassVar[str]

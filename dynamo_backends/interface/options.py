@@ -26,34 +26,31 @@ class Options:
     `LIMITS` has the valid values of numbers; those of a subclass are checked as well.
 
     Attributes:
-        fallback: "eager" runs in eager, and reports, what the backend cannot do and what Dynamo
-            does not capture; "error" raises `FallbackRefusedError` instead.
-        verify: Which calls of compiled code are compared with eager by `torch._dynamo.utils.same`,
-            against a float64 reference where they are not close: "first": the first call of each
-            program and shape; "always": every call; "off": none. What is wrong is replaced by
+        fallback: "eager" runs in eager what the backend cannot run or Dynamo does not capture, and
+            reports it; "error" raises `FallbackRefusedError` instead.
+        verify: Which calls of compiled code are compared with eager, by `torch._dynamo.utils.same`
+            against a float64 reference where results are not close: "first": the first call of
+            each program and shape; "always": every call; "off": none. Wrong code is replaced by
             eager, or raises `VerificationError` with `fallback="error"`. True means "first" and
-            False "off", as in former versions.
-        freezing: For inference. "probe" prepares weights once and checks before each call whether
-            they changed (identity, version, address, a sample of their contents); "strict"
-            compares whole contents; "off" treats weights as ordinary inputs.
+            False means "off".
+        freezing: For inference. "probe" prepares weights once, and checks before each call whether
+            identity, version, address or a sample of the contents changed; "strict" compares the
+            whole contents; "off" treats weights as ordinary inputs.
         cache: Keep compiled executables on disk (`DYNAMO_BACKENDS_CACHE`).
-        min_block_size: Parts of the graph with fewer operators than this are left to eager when
-            the graph has to be split.
-        keep_in_eager: Names of operators that are to run in eager although the backend could run
-            them: "aten.softmax.int", "aten.softmax" or "softmax".
-        fragmented: What to do with a graph that falls into many tiny blocks, which would cost more
-            than they save (see `graph.fragments`): run all of it in eager, compile it with
-            Inductor, or keep the blocks.
-        max_executables: With dynamic shapes: how many concrete shapes stay compiled; the one
-            used least recently leaves.
-        ranges: With dynamic shapes: one executable serves all sizes, where the backend can make
-            such a one. False: every set of concrete shapes is compiled for itself.
-        while_compiling: What a call does for whose sizes there is no program yet. "wait" compiles
-            one first; "eager" runs in eager while it is compiled beside the calls, and later calls
-            use the program (see docs/shapes.md). Without effect on `autotune` and `compile_step`,
-            which refuse "eager".
-        partitioner: For training. "default" saves what the backward graph reads of the forward;
-            "min_cut" saves less and computes cheap values again, as Inductor does.
+        min_block_size: If a graph has to be partitioned, blocks with fewer operators run in eager.
+        keep_in_eager: Names of operators to run in eager although the backend supports them:
+            "aten.softmax.int", "aten.softmax" or "softmax".
+        fragmented: What to do with a graph in so many small blocks that calling them costs more
+            than it saves: run it in eager, compile it with Inductor, or keep the blocks.
+        max_executables: With dynamic shapes: how many concrete shapes stay compiled; the least
+            recently used one is evicted.
+        ranges: With dynamic shapes: one executable serves all sizes, if the backend can compile
+            one. False: every set of concrete shapes is compiled separately.
+        while_compiling: What a call does if there is no program for its sizes yet. "wait" compiles
+            one first; "eager" runs in eager while one is compiled in the background, for later
+            calls (see docs/shapes.md). `autotune` and `compile_step` refuse "eager".
+        partitioner: For training. "default" saves what the backward graph reads of the forward
+            graph; "min_cut" saves less and rematerializes cheap values, as Inductor does.
     """
 
     fallback: Literal["eager", "error"] = "eager"
@@ -79,7 +76,7 @@ class Options:
         """Raises an error if graphs are to be compiled in the background.
 
         Args:
-            who: Cannot, for the text of the error.
+            who: Name of what cannot compile in the background, for the text of the error.
 
         Raises:
             OptionError: It was asked for.
@@ -109,7 +106,7 @@ class Options:
     def numbers_with_tensors(self) -> bool:
         """Returns whether a step's numbers are on its tensors' device, not on the host.
 
-        They are given anew each time: learning rates, floats among its arguments.
+        Numbers are learning rates and floats among the arguments; they are passed at each call.
         """
         return False
 
@@ -117,7 +114,7 @@ class Options:
         """Raises an error for graphs that Dynamo did not capture, if the options need its captures.
 
         Args:
-            who: Compiles such ones (steps, packages), for the text of the error.
+            who: Name of what compiles such graphs (steps, packages), for the text of the error.
 
         Raises:
             OptionError: They are not.

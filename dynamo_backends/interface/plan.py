@@ -24,9 +24,9 @@ class Support:
     """The answer to whether a backend takes one ATen call; a "no" has its reason.
 
     Attributes:
-        yes: It does.
-        reason: If not, why.
-        decomposed: If so, after torch's rules have decomposed the call.
+        yes: Whether the backend takes the call.
+        reason: Why it does not.
+        decomposed: Whether it takes the call once torch's rules have decomposed it.
     """
 
     yes: bool

@@ -107,12 +107,12 @@ def export(
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`; of ONNX alone.
         options: Of the backend that lowers the model, `onnxrt` or `openxla`.
-        platforms: What StableHLO is lowered for: "cpu", "cuda", "tpu". None of them need be here.
+        platforms: Platforms of the StableHLO file: "cpu", "cuda", "tpu". They need not be here.
 
     Raises:
-        SaveError: The model is no one graph for all sizes, or the file computes something else.
-        FallbackRefusedError: There is no form for a call.
-        BackendUnavailableError: What lowers the model is not installed.
+        SaveError: The model is not one graph for all sizes, or its results differ from eager's.
+        FallbackRefusedError: The format cannot express an operator.
+        BackendUnavailableError: The backend that lowers the model is not installed.
     """
     model, path = in_torchs_order(model, path, "export")
     path = os.path.expanduser(path)

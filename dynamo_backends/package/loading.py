@@ -49,7 +49,7 @@ def load(
     compiled. Elsewhere the backend compiles the portable form, and where it cannot run, the
     portable form runs in eager; one warning says so.
 
-    A package has machine code: load those alone whose origin you trust. Nothing is unpickled.
+    A package contains machine code: load only packages that you trust. Nothing is unpickled.
 
     Args:
         path: Of the file.

@@ -110,7 +110,7 @@ def save(
         args: Arguments of one call. They are written into the file, for `dynamo-backends verify`.
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`.
-        backend: What compiles it. "autotune" chooses now among those whose executables can be
+        backend: Name of the backend. "autotune" chooses now among those whose executables can be
             saved; "eager" saves the portable form alone.
         options: Of the backend, in types that JSON has.
         checkpoint: A safetensors file with the model's weights. Those of the same name and contents

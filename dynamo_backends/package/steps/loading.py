@@ -42,7 +42,7 @@ def load_step(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedSt
     saved, with the same versions, no compiler. Elsewhere the backend compiles the portable form,
     and where it cannot run, the portable form runs call by call; one warning says so.
 
-    A file has machine code: load those alone whose origin you trust. Nothing is unpickled.
+    A file contains machine code: load only files that you trust. Nothing is unpickled.
 
     Examples:
         >>> step.save("step.dbp")

@@ -203,7 +203,7 @@ def _joining() -> Any:
 
 
 def shared_out(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
-    """At most so many groups of about the same amount of text; none if there is nothing to join."""
+    """Splits texts into groups of about the same length; none if there is nothing to join."""
     if len(kernels) < 2:
         return []
     groups: list[list[Kernel]] = [[] for _ in range(max(1, min(count, len(kernels))))]

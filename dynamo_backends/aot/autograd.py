@@ -100,7 +100,7 @@ def _shortened(
         called: What it made. The first call is left to it, for it then looks for user-defined
             operators whose results share memory with their arguments.
         graph: The boxed inference graph in it.
-        updates: So many of its first results are inputs that it has updated.
+        updates: Number of its first results that are updated inputs.
     """
     first = True
     rest = slice(updates, None)

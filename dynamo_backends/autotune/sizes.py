@@ -19,7 +19,7 @@ from dynamo_backends.autotune.arguments import copies
 log = logging.getLogger("dynamo_backends")
 
 MOST = 8
-"""So many different sizes are waited for, and decided over, at most."""
+"""Largest number of different sizes that tuning waits for and decides over."""
 
 WAIT_S = 1.0
 """Seconds since the first call after which tuning begins with the sizes that came."""

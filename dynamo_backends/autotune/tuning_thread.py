@@ -32,7 +32,7 @@ from dynamo_backends.workers.worker_process import Lost, WorkerProcess
 log = logging.getLogger("dynamo_backends")
 
 SPARE = 5
-"""So often the process is started again for a graph where no candidate is to blame."""
+"""Number of restarts of the process for a graph for which no candidate is to blame."""
 
 _START_S = 600.0  # for the imports, on a busy machine
 _LOOK_S = 0.2

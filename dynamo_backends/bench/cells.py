@@ -61,7 +61,7 @@ class How:
         path: Of torchbench's checkout; empty for other suites.
         scale: "bench" for sizes as published, "test" for small ones, where a suite has them.
         rounds: Samples of each.
-        patience_s: No round begins so many seconds after the first, but there are always eight.
+        patience_s: Seconds after which no round begins, but there are always eight.
         threads: Of torch; None: as many as torch takes.
         timeout_s: Seconds that a process may take.
         memory_gb: Resident memory in GB (10^9 bytes) that a process and its children may have.

@@ -144,7 +144,7 @@ def measure(
         eager: A call of the model.
         compiled: The same by the explainer.
         rounds: Samples of each.
-        patience_s: No round begins so many seconds after the first, but there are always five.
+        patience_s: Seconds after which no round begins, but there are always five.
     """
     notes: list[str] = []
     errors = _errors(explainer, compiled)

@@ -47,7 +47,7 @@ def compare(
         repeat: Calls per sample; a sample is their mean. For calls of some microseconds.
         lead_in: Untimed calls after each pause, which wake the threads that slept.
         budget_s: No round begins later than this many seconds after the first.
-        least_rounds: So many there are nevertheless, or all that were asked for.
+        least_rounds: Least number of rounds all the same.
         baseline: What the speedups refer to; the first candidate unless given.
         synchronize: Called before and after each sample, for asynchronous devices.
         on_round: Called after each round, to show progress.

@@ -79,7 +79,7 @@ def seconds(serve: Serve, request: Sequence[Any]) -> float:
 
 
 def percentile(latencies: Sequence[float], percent: int) -> float:
-    """Returns the latency that so many percent of the answers do not exceed.
+    """Returns a percentile of the latencies of the answers.
 
     Args:
         latencies: At least one.

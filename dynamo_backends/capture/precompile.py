@@ -20,7 +20,7 @@ _CALLS = 4
 """Sets of sizes that are called with: three tell the sizes of most graphs apart."""
 
 _OPEN = 64
-"""Without an upper bound sizes are taken from so many above the example's."""
+"""Without an upper bound, sizes up to this much above the example's are tried."""
 
 
 @dataclass(frozen=True)

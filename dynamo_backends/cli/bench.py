@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--accuracy", action="store_true", help="only whether results are right: nothing is timed")
     add("--rounds", type=positive, default=20, metavar="N", help="samples of each (default: 20)")
     add("--patience", type=positive_number, default=60.0, metavar="S",
-        help="no round begins so long after the first, but there are 8 (default: 60)")  # fmt: skip
+        help="start no new round after S seconds; at least 8 run (default: 60)")  # fmt: skip
     add("--timeout", type=positive_number, default=900.0, metavar="S",
         help="seconds that a process may take (default: 900)")  # fmt: skip
     add(

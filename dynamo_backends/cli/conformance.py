@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=positive, default=1, metavar="N", help="of torch (default: 1)")
     add("--processes", type=positive, default=1, metavar="N", help="at a time (default: 1)")
     add("--output", type=path, metavar="DIR", help="default: conformance; none with --rewrites")
-    add("--rewrites", type=positive, metavar="N", help="so many random graphs, and nothing else "
+    add("--rewrites", type=positive, metavar="N", help="this many random graphs, and nothing else "
         "unless --groups names it (default: 100)")  # fmt: skip
     add("--seed", type=natural, default=0, metavar="S", help="of the first graph (default: 0)")
     add("--json", action="store_true", help="print the results as JSON, and all else to stderr")

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", type=path, metavar="FILE.html", help="write a page as well, with times"
     )
     parser.add_argument("--rounds", type=positive, metavar="N",
-        help="time the last call so often, in eager and compiled (--html: 20)")  # fmt: skip
+        help="number of timing rounds, in eager and compiled (--html: 20)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

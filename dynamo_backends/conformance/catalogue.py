@@ -47,14 +47,14 @@ class Settings:
     Attributes:
         backend: See `bench.backends.require`.
         groups: Which groups of checks.
-        samples: At most so many of each operator's, spread over all; None: all.
+        samples: Largest number for each operator, spread over all; None: all.
         dtypes: Of the operators' inputs, by name.
-        share: One in so many operators.
+        share: One in this many operators.
         only: Patterns, as the shell's, one of which a check's name matches; empty: all.
         every_model: Those of the large suites, too.
         limit_s: Seconds that a check may take.
         threads: Of torch.
-        rewrites: So many random graphs.
+        rewrites: Number of random graphs.
         seed: Of the first of these.
     """
 

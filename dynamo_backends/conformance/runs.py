@@ -85,7 +85,7 @@ def run_all(
         settings: The backend, and limits.
         journal: Has what is done, and gets the rest.
         console: Gets a line for each failure, and how long the rest will take.
-        processes: So many at a time.
+        processes: Number of processes at a time.
         log: Gets what the processes print.
     """
     left = [check for check in asked if check not in journal.outcomes]

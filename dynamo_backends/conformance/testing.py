@@ -31,9 +31,9 @@ class BackendConformance:
         backend: A name that `torch.compile` takes, MODULE:FUNCTION or FILE.py:FUNCTION. The other
             process has to find it: what only this one has registered does not exist there.
         groups: Of "operators", "gradients", "semantics", "weights", "traffic", "models".
-        samples: At most so many of each operator; None: all.
+        samples: Largest number for each operator; None: all.
         dtypes: Of operators.
-        share: One in so many operators is tried.
+        share: One in this many operators is tried.
         only: Patterns, as the shell's, one of which the name of a check matches; empty: all.
         time_limit_s: Seconds that a check may take.
         known_failures: Why checks fail that are known to, by the text in brackets of the test. Such

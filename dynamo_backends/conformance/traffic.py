@@ -14,7 +14,7 @@ from dynamo_backends.conformance.subject import Function, Subject, gradients, re
 CHECKS = Table()
 
 RECOMPILATIONS = 64
-"""So often Dynamo may compile a function before it leaves it to eager."""
+"""Number of compilations of a function after which Dynamo runs it in eager."""
 
 
 def halves(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ TIMEOUT = "timeout"
 """In place of an exit code: the process was ended, for it took longer than it may."""
 
 LIFETIME = 150
-"""So many items, then a new process: what was compiled stays in memory."""
+"""Number of items after which a new process is started: compiled code stays in memory."""
 
 _START_S = 600.0  # for Python and its imports
 _STANDARD_ERROR = 2
@@ -29,7 +29,7 @@ class Worker(WorkerProcess):
     Args:
         function: Can be pickled, as items and results can.
         log: Where what it prints is appended; None: it prints where this process does.
-        lifetime: So many items, then a new process.
+        lifetime: Number of items after which a new process is started.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ def each(
         items: What it is applied to.
         broke_down: The result in place of one during which the process ended, and its exit code;
             or `TIMEOUT`.
-        processes: So many at a time.
-        lifetime: So many items, then a new process.
-        limit_s: So many seconds an item may take; a process's start does not count.
+        processes: Number of processes at a time.
+        lifetime: Number of items after which a new process is started.
+        limit_s: Seconds that an item may take, without the start of a process.
         log: Where what they print is appended.
     """
     workers = [Worker(function, log, lifetime) for _ in range(processes)]

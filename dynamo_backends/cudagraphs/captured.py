@@ -139,7 +139,7 @@ def _same_device(device: torch.device, wanted: torch.device) -> bool:
 
 
 MOVES = 3
-"""A function some of whose baked inputs have moved so often is recorded with none of them baked."""
+"""Number of moves of baked inputs after which a function is recorded with none baked."""
 
 RECORDINGS = 8
 """A function that would have to be recorded more often than this goes on as it is."""

@@ -155,7 +155,7 @@ def user_lines(graph: fx.Graph, most: int = 12) -> tuple[str, ...]:
 
     Args:
         graph: A captured or functional graph.
-        most: So many at most.
+        most: Largest number of them.
 
     Returns:
         Each as "file:line, code".

@@ -13,7 +13,7 @@ from dynamo_backends.interface.errors import OptionError, brief_error
 from dynamo_backends.verify.mismatch import is_inexact, pattern_difference, shape_difference
 
 _TIMES, _LEAST_SCALE = 5, 0.01
-"""Lengths may differ by so many times `1 - cosine` in the mean (0.99: 5%), at least by 1%."""
+"""Mean lengths may differ by this many times `1 - cosine` (0.99: 5%), at least by 1%."""
 
 Metric = Callable[[list[Any], list[Any]], Any]
 """From eager's outputs and the results of one batch to a number, of which more is better."""

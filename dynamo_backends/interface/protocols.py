@@ -157,9 +157,9 @@ class Buckets:
     """The rule by which a backend rounds sizes up when it pads inputs.
 
     Attributes:
-        growth: Each bound is about so many times the one before it; 1: there are those of `named`
+        growth: The ratio of a bound to the one before it, about; 1: there are those of `named`
             alone.
-        exact_after: Sizes that were seen so often get an executable of their own; None: those whose
+        exact_after: Number of calls after which sizes get their own executable; None: those whose
             padding has taken as long as compiling one does.
         named: Bounds that the user named, which come before others.
     """

@@ -159,12 +159,12 @@ def _plan(
 
 
 def _windows(size: int, window: int, stride: int) -> int:
-    """Returns how many windows there are in so many rows or columns."""
+    """Returns the number of windows in a number of rows or columns."""
     return (size - window) // stride + 1
 
 
 def _covered(count: int, window: int, stride: int) -> int:
-    """Rows or columns that so many windows cover."""
+    """Returns the number of rows or columns that windows cover."""
     return (count - 1) * stride + window
 
 

@@ -30,7 +30,7 @@ class NvFuserOptions(CudaGraphOptions):
         symbolic_sizes: Define fusions with sizes that are read off the inputs, so that graphs
             which differ in sizes share one. Without, each has its own, of which nvFuser knows
             the sizes that views and factories have.
-        max_fusions: So many fusions are kept for reuse in the process.
+        max_fusions: Number of fusions that are kept for reuse in the process.
     """
 
     min_block_size: int = 4

@@ -17,7 +17,7 @@ from dynamo_backends.nvfuser.recorder import Recorder, Value
 from dynamo_backends.nvfuser.vendor import NvFuserModule
 
 MAX_DIMS = 8
-"""nvFuser's kernels take tensors of so many dimensions."""
+"""Largest number of dimensions of tensors in nvFuser's kernels."""
 
 
 @dataclass(frozen=True)

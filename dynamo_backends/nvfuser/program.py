@@ -242,7 +242,7 @@ class Fusions:
         Args:
             program: What it computes.
             nvfuser: What defines it.
-            limit: So many are kept at most; the least recently used go first.
+            limit: Largest number to keep; the least recently used are evicted first.
 
         Raises:
             LoweringError: nvFuser refuses an operation.

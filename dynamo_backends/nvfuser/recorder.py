@@ -184,7 +184,7 @@ class Value:
         return self.recorder.tensor("squeeze", (self, tuple(dims)), shape, self.dtype)
 
     def leading(self, ndim: int) -> "Value":
-        """With so many dimensions: new ones of size 1 come first."""
+        """Adds leading dimensions of size 1 up to a number of dimensions."""
         return self.unsqueeze(range(ndim - self.ndim))
 
     def expand(self, shape: Sequence[int]) -> "Value":
@@ -371,7 +371,7 @@ class Recorder:
         Args:
             value: Of floating-point numbers.
             dims: The dimensions.
-            less: So many elements do not count.
+            less: Number of elements that do not count.
         """
         product = self._product([self.size(value.shape[d]) for d in dims if value.shape[d] > 1])
         if isinstance(product, int):

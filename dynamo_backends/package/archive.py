@@ -39,7 +39,7 @@ _CHUNK = 16 << 20  # bytes with a checksum of their own
 _THREADS = 4
 
 MAPPED = 1 << 20
-"""Parts of so many bytes are mapped into memory, where the system can; others are read."""
+"""Least bytes of parts that are mapped into memory, if the system can; others are read."""
 
 _HEADER = struct.Struct("<4s22xHH")  # of a part: what it is, lengths of its name and of extras
 _EXTRA = struct.Struct("<HH")  # of a part: what an entry of the extras is, and its length

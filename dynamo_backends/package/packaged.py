@@ -17,7 +17,7 @@ from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.protocols import Buckets
 
 WIDE = 2
-"""Each bound of sizes is about so many times the one before it."""
+"""Ratio of a bound of sizes to the one before it, about."""
 
 
 _SAME = (

@@ -20,7 +20,7 @@ _CALLS = 4
 """Sets of sizes that are called with: three tell the sizes of most graphs apart."""
 
 _OPEN = 64
-"""Without an upper bound sizes are taken from so many above the example's."""
+"""Without an upper bound, sizes up to this much above the example's are tried."""
 
 
 _Ranges = dict[Any, tuple[int, int, int]]
@@ -38,7 +38,7 @@ def calls_in_range(
         call: `(args, kwargs)`.
         portable: Says which sizes there are.
         rule: How a backend that pads inputs rounds up sizes: there is a call for each bound.
-        most: So many programs may be kept.
+        most: Number of programs that may be kept.
     """
     leaves, spec = pytree.tree_flatten(call)
     ranges = _ranges(portable.leaves, leaves)

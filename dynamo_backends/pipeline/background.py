@@ -31,7 +31,7 @@ from dynamo_backends.workers.queue_thread import Helper, QueueThread, Stopped
 from dynamo_backends.workers.turns import turns
 
 _MOST = 64
-"""So many compilations wait at most; what comes then is asked for again by the next call."""
+"""Largest number of waiting compilations; further ones are requested again by the next call."""
 
 _PAUSE, _RUN = 0.008, 0.002
 """Seconds: how long the thread sleeps at a time while calls run, and how long it then works."""

@@ -99,7 +99,7 @@ class _Room:
     """
 
     def __init__(self, chunks: Sequence[int], margin: int) -> None:
-        """Makes a room of chunks side by side, so many of which are the margin."""
+        """Makes a room of adjacent chunks, some of which are the margin."""
         self.is_enough = False
         self.margin = list(chunks[:margin])
         self._start = self.margin[-1] + _CHUNK
@@ -361,7 +361,7 @@ def rest() -> None:
 
 
 def memory_for(size: int, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-    """The shared reserve for a program that allocates so many bytes in one piece, if it needs one.
+    """Returns the shared reserve for a program that allocates a large block, if it needs one.
 
     A small program would only pay for what larger ones have reserved.
 

@@ -235,12 +235,12 @@ Value = TypeVar("Value")
 
 
 class LRU(Generic[Key, Value]):
-    """Values by keys, of which so many are kept that were used last.
+    """A mapping that keeps the most recently used values.
 
     Looking a value up takes no lock: between two threads it may be missed, and is made again.
 
     Args:
-        most: So many are kept.
+        most: Number of values to keep.
     """
 
     def __init__(self, most: int):

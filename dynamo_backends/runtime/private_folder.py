@@ -232,7 +232,7 @@ except ImportError:  # Windows
 
 _LOCK = "lock"
 _ABANDONED_S = 24 * 3600.0
-"""Folders that are not locked, or on systems without locks, are removed after so many seconds."""
+"""Seconds after which folders that are not locked, or on systems without locks, are removed."""
 
 
 @contextlib.contextmanager

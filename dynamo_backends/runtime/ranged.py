@@ -66,7 +66,7 @@ class RangedOutput:
 
     Args:
         node: In the graph.
-        start: So many numbers are computed before this output's.
+        start: Number of values that are computed before this output's.
 
     Attributes:
         export: Gives it the strides that torch promises.

@@ -201,7 +201,7 @@ class RankWatch:
         Args:
             what: The same on all ranks; what goes after "rank 0" in an error.
             call: Does it; may wait for the other ranks.
-            patience: So many seconds it waits for ranks that are slow.
+            patience: Seconds to wait for slow ranks.
 
         Raises:
             RankError: One of them has ended, is suspended, or does something else.

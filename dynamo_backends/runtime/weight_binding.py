@@ -205,13 +205,13 @@ class Snapshot:
 
 
 MODELS = 4
-"""So many sets of weights stay bound; the one that was used least recently leaves."""
+"""Number of sets of weights that stay bound; the least recently used one is evicted."""
 
 WASTED = 3
-"""After so many preparations in a row that were used once, weights are taken to keep changing."""
+"""Consecutive preparations for a single call each, after which weights count as changing."""
 
 ASK_AGAIN = 16
-"""Every so many preparations, weights that keep changing are checked after all."""
+"""Weights that keep changing are checked again every this many preparations."""
 
 
 class WeightBinding:

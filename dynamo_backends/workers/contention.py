@@ -23,7 +23,7 @@ _IDLE = 0.05
 """Others that take less of the processors cannot have disturbed what was measured meanwhile."""
 
 _IDLE_S = 0.15
-"""The system counts in hundredths of a second: so long it takes to see that others are idle."""
+"""Seconds until the system, which counts in hundredths, shows that others are idle."""
 
 _HARMLESS_S = 0.0125
 """One preemption in so much time is the system's own work, which takes microseconds. An idle

@@ -33,7 +33,7 @@ from dynamo_backends.workers.statistics import Ratio, Timing, scatter, separate_
 from dynamo_backends.workers.stopped_time import running_s
 
 ENOUGH = 5
-"""So many undisturbed samples tell how long something takes."""
+"""Number of undisturbed samples that suffice for a time."""
 
 _RESAMPLES = 400
 
@@ -156,13 +156,13 @@ class Race:
         pauses: Whether to pause before each sample; without, calls follow each other.
         budget_s: No round begins later than this, but there are always enough of them.
         seed: Of the order in the rounds.
-        least: Each sample consists of a multiple of so many calls. With the number of sets, each
+        least: Each sample consists of a multiple of this many calls. With the number of sets, each
             takes every set as often as the others.
         system: Counts what others do.
         brief: Whether it ends as soon as no samples overlap: the order is known then, though not
             the ratios.
-        patience: So many budgets may pass where others disturb the race. With more than one a race
-            without any undisturbed sample ends with the first, after less than enough rounds.
+        patience: Number of budgets that may pass while others disturb the race. With more than one,
+            a race without any undisturbed sample ends with the first, with too few rounds.
     """
 
     def __init__(

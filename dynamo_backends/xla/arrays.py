@@ -41,14 +41,14 @@ def from_numpy(array: np.ndarray) -> Tensor:
 
 
 MOST = 32
-"""So many programs may be on their way. Each holds its results and what it reads."""
+"""Largest number of launched programs. Each holds its results and what it reads."""
 
 
 class InFlight:
     """The programs that a device was given.
 
     Args:
-        most: So many may be unfinished when the next one is given to it.
+        most: Number that may be unfinished when the next one is launched.
         wait: Waits for an array.
     """
 

@@ -77,14 +77,14 @@ class XlaOptions(Options):
         matmul_precision: For float32 products where the device offers less: "highest", "high" or
             "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
         reserve: On CPUs with glibc, keep the memory of temporaries between calls.
-        bucket_growth: With dynamic shapes: sizes are rounded up, and inputs are padded, to bounds
-            each of which is about so many times the one before it (docs/shapes.md). 1: every set of
-            concrete shapes is compiled for itself, but for those of `buckets`.
+        bucket_growth: With dynamic shapes: sizes are rounded up, and inputs are padded, to bounds,
+            each about this many times the one before it (docs/shapes.md). 1: every set of concrete
+            shapes is compiled separately, except for those of `buckets`.
         buckets: With dynamic shapes: the bounds of all sizes that vary, such as
             (16, 32, 64, 128), or those of single dimensions, by input and dimension, such as
             {"ids": {1: (16, 32, 64, 128)}}. Larger sizes are rounded up by `bucket_growth`.
-        exact_after: With dynamic shapes: sizes that were seen so often are compiled exactly, beside
-            the calls. None: sizes whose padding has taken as long as compiling them does.
+        exact_after: With dynamic shapes: sizes that were seen this often are compiled exactly, in
+            the background. None: sizes whose padding has taken as long as compiling them does.
         collectives: Who runs the collectives of a graph of torch's own distributed programs
             (docs/scaling.md): "xla", where a process group has all processes, or "torch".
         mesh: For inference: several devices, over which weights and batches are split

@@ -140,7 +140,7 @@ def _has_shape(atom: Any) -> bool:
 
 
 FEW = 32
-"""So many rows are few."""
+"""Largest number of rows of a skinny product."""
 
 LARGE = 1 << 19
 """Bytes of a matrix for which this pays."""
@@ -171,7 +171,7 @@ def split_skinny(program: core.ClosedJaxpr, threads: int) -> core.ClosedJaxpr:
 
     Args:
         program: After `products.simplify_products`.
-        threads: So many parts, at most, are read at once.
+        threads: Largest number of parts that are read at once.
     """
     eqns: list[Any] = []
     for eqn in program.jaxpr.eqns:

@@ -29,7 +29,7 @@ from dynamo_backends.xla.arrays import InFlight, from_numpy, note, to_numpy, wor
 from dynamo_backends.xla.preparation import Preparation, equal_weights
 
 _LOOKED_FOR = 4
-"""So many sets of weights that were prepared are looked for elsewhere; then they keep changing."""
+"""Cache misses of prepared weights after which they are treated as changing."""
 
 
 @dataclass(frozen=True)

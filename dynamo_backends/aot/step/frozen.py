@@ -49,7 +49,7 @@ ATTEMPTS = 8
 """How often the function may run for calls of one kind before these have to be alike."""
 
 _COPIED = 1 << 16
-"""Of so many elements at most a tensor that the function makes anew at each call may be."""
+"""Largest number of elements of a tensor that the function makes at each call."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dynamo_backends.bench.torchvision_shim import import_transformers
 
 VOCABULARY = 512
 BUCKET = 32
-"""Prompts are padded to a multiple of so many tokens."""
+"""Prompts are padded to a multiple of this many tokens."""
 
 Prompt = dict[str, Tensor]
 """Arguments of `generate`."""
@@ -23,8 +23,8 @@ class Architecture:
     """A model with a cache.
 
     Attributes:
-        build: Makes it, of so many layers and features.
-        prompt: Makes a prompt of so many tokens, padded to a bucket.
+        build: Makes it, for a number of layers and features.
+        prompt: Makes a prompt of a number of tokens, padded to a bucket.
         caches: Which of the caches it has.
     """
 

@@ -91,7 +91,7 @@ def find(name: str) -> OpInfo:
 
 
 def choose(samples: list[Any], limit: int | None) -> list[Any]:
-    """At most so many samples, spread over all of them."""
+    """Returns some of the samples, spread over all of them."""
     step = -(-len(samples) // limit) if limit and samples else 1
     return samples[::step]
 

@@ -45,7 +45,7 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
         op: From `op_db`.
         dtype: Of the inputs.
         backend: Name of the backend.
-        limit: At most so many samples, spread over all of them.
+        limit: Largest number of samples, spread over all of them.
     """
     outcome = Outcome(database.full_name(op), database.name_of(dtype), group="gradients")
     compiler = compiler_of(backend, **OPERATORS)

@@ -37,7 +37,7 @@ def run(
         op: From `op_db`.
         dtype: Of the inputs.
         backend: Name of the backend.
-        limit: At most so many samples, spread over all of them.
+        limit: Largest number of samples, spread over all of them.
         extremes: Each with extreme values in its tensors.
     """
     outcome = Outcome(database.full_name(op), database.name_of(dtype))

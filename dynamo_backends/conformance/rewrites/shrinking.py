@@ -30,7 +30,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], limit_s: float = 30.0) -> 
     Args:
         case: One that fails.
         fails: Whether a case does.
-        limit_s: No further case is tried after so many seconds.
+        limit_s: Seconds after which no further case is tried.
     """
     end = time.monotonic() + limit_s
     progress = True

@@ -42,7 +42,7 @@ class Row:
         fn: The function.
         promotion: torch's rule of type promotion, for functions of elements: the operands arrive
             in the type in which torch computes. None: they arrive as they are.
-        operands: So many leading arguments take part in the promotion; None: all positional ones.
+        operands: Number of leading arguments in the promotion; None: all positional ones.
         context: The function's first argument is the call, a `Call`.
     """
 
@@ -104,7 +104,7 @@ def pointwise(
     Args:
         names: As for `lowers`.
         promote: torch's rule of type promotion for it.
-        operands: So many leading arguments take part in it; None: all positional ones.
+        operands: Number of leading arguments in it; None: all positional ones.
         context: Its first parameter is the `Call`.
 
     Raises:

@@ -17,10 +17,10 @@ LEAST = 2
 """No dimension is padded to less: graphs of size 1 are other ones."""
 
 _SEEN = 256
-"""So many sets of sizes are remembered."""
+"""Number of sets of sizes that are remembered."""
 
 _CHOICES = 1024
-"""Among at most so many sets of bounds the best is looked for."""
+"""Largest number of sets of bounds among which the best is searched."""
 
 
 def round_up(value: int, growth: float, most: int | None = None) -> int:
@@ -28,7 +28,7 @@ def round_up(value: int, growth: float, most: int | None = None) -> int:
 
     Args:
         value: The size.
-        growth: Each bound is about so many times the one before it.
+        growth: The ratio of a bound to the one before it, about.
         most: The largest value that guards allow; None: there is none.
     """
     bound = LEAST
@@ -102,7 +102,7 @@ class Demand:
 
     Args:
         rounding: Of the graph.
-        allowed: What computes so many times the positions that there are is narrow enough.
+        allowed: Ratio of computed to real positions that is narrow enough.
     """
 
     def __init__(self, rounding: Rounding, allowed: float):

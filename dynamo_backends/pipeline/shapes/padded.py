@@ -38,16 +38,16 @@ FORGOTTEN = "a size is used as a number"
 IN_PARTS = "what it is compiled to does not serve smaller sizes"
 
 WASTE = 4
-"""A program serves sizes at once that it computes at most so many times the positions of."""
+"""Largest ratio of computed to real positions with which a program serves sizes at once."""
 
 SPARE = 1.25
-"""Eager is as fast, about, as a program that computes so many times the positions."""
+"""Ratio of computed to real positions at which a program is about as fast as eager."""
 
 COMPILATION_S = 1.0
-"""Compiling is taken to last so long at least; what there is may have come from disk."""
+"""Least seconds that a compilation is assumed to take; programs may have come from disk."""
 
 KNOWN = 1024
-"""Of so many sets of sizes it is known what calls of them took."""
+"""Number of sets of sizes whose times are remembered."""
 
 
 class Padded:
@@ -78,7 +78,7 @@ class Counted:
         programs: The programs.
         found: The one that serves them now.
         sizes: The sizes.
-        calls: After so many they get a program of their own; None: when padding has taken as long
+        calls: Number after which they get their own program; None: when padding has taken as long
             as compiling one does.
     """
 
@@ -151,7 +151,7 @@ class PaddedPrograms:
         graph: With symbolic shapes.
         rule: How sizes are rounded up.
         named: Bounds that the user named, by symbol.
-        most: So many programs are made; beyond that only for sizes that none serves, and the one
+        most: Largest number of programs; beyond that only for sizes that none serves, and the one
             that was used least recently leaves.
         build: Makes a program of a graph that was specialised at bounds; None: its parts do not
             serve smaller sizes.

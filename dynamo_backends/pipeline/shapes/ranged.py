@@ -27,7 +27,7 @@ from dynamo_backends.runtime.cache import LRU
 log = logging.getLogger("dynamo_backends")
 
 STILL = 3
-"""After so many different sets of sizes what was the same in all of them may be so for ever."""
+"""Number of different sets of sizes after which equal values may be equal for all sizes."""
 
 
 class Proof:
@@ -111,7 +111,7 @@ class RangedPrograms:
 
     Args:
         graph: The captured graph, with symbolic shapes.
-        most: So many are kept, those that were found or made last.
+        most: Number to keep, of those that were used last.
 
     Attributes:
         proven: The program for all sizes, once there is one.

@@ -21,7 +21,7 @@ FEW = 16
 for each group of queries and once transposed. In these products it reads them where they are."""
 
 _MANY = 256
-"""On CPUs, more queries than these are computed in blocks of at most so many."""
+"""Largest number of queries in a block on CPUs."""
 
 _SMALL = 1 << 12
 """On CPUs, XLA (jaxlib 0.10.2) computes what has fewer elements outside of YNNPACK."""

@@ -142,7 +142,7 @@ def blocks_program(
 
     Args:
         name: Name of the program.
-        channels: Groups are merged until a block has at least so many input channels.
+        channels: Least input channels of a block, up to which groups are merged.
         inner: Chooses the program for one block; by default the rules do.
     """
     inner = inner or choose

@@ -160,7 +160,7 @@ def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
 
 
 _FEW = 2
-"""So many programs of several processes may be on their way: one more would wait in XLA."""
+"""Largest number of launched programs of several processes: one more would wait in XLA."""
 
 _PATIENCE = 300.0
 """Seconds that who reads a tensor waits for other processes to read it, too."""

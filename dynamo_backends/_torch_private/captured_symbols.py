@@ -55,7 +55,7 @@ class CapturedSymbols:
         """Returns a tracing context in which AOT Autograd finds the symbols.
 
         Args:
-            inputs: Of the same sizes as those of the capture.
+            inputs: Inputs of the same sizes as those of the capture.
         """
         from torch._guards import TracingContext
 

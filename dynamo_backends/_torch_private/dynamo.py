@@ -171,7 +171,7 @@ def trace_artifact(name: str, payload: Callable[[], Any], compilation: str) -> N
     """Adds a JSON document to torch's structured logs (`TORCH_TRACE`), if anybody keeps them.
 
     Args:
-        name: Of the document.
+        name: Name of the document.
         payload: Makes it, of types that JSON has.
         compilation: Its `compile_id`, for documents that are made after the compilation.
     """

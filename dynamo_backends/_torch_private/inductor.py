@@ -135,7 +135,7 @@ def compile_frozen_with_inductor(
     Args:
         module: The graph; weights are buffers that `get_attr` nodes read.
         inputs: One fake tensor per placeholder, all of one mode.
-        settings: Of `torch._inductor.config`, in force for this compilation alone.
+        settings: Settings of `torch._inductor.config`, in force for this compilation alone.
     """
     from torch import _inductor
     from torch._guards import TracingContext
@@ -393,11 +393,11 @@ def prepacked_convolution(
     """oneDNN's convolution, not dilated, as Inductor calls it where weights are frozen.
 
     Args:
-        image: Of the shape and layout that it will be called with.
+        image: Image of the shape and layout that it will be called with.
         weight: Dense.
-        stride: Of height and width, as is the padding.
+        stride: Stride of height and width, as is the padding.
         padding: On each side.
-        groups: Of channels.
+        groups: Groups of channels.
     """
     settings = (list(padding), list(stride), [1, 1], groups)
     reorder: Any = torch._C._nn.mkldnn_reorder_conv2d_weight

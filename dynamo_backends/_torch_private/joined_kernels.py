@@ -110,7 +110,7 @@ class Kernel:
     """The source of a kernel that can share a file with others.
 
     Attributes:
-        argtypes: Of its arguments, in C++.
+        argtypes: Argtypes of its arguments, in C++.
         source: As Inductor wrote it.
         includes: Its first lines.
         body: What follows. Names in it are its own, if it is in a namespace of its own.

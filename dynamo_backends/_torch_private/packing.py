@@ -202,7 +202,7 @@ class _Encoder:
     """Values as JSON: plain ones as they are, lists as lists, others as {kind: content}.
 
     Args:
-        places: Of the nodes in the graph.
+        places: Places of the nodes in the graph.
         functions: See `graph_to_text`.
 
     Attributes:

@@ -44,7 +44,7 @@ def scaler_that(code: CodeType) -> GradScaler | None:
     """Returns the scaler whose method called the torch function that is handled now.
 
     Args:
-        code: Of the method.
+        code: The method's code object.
 
     Returns:
         None if something else called it.

@@ -33,7 +33,7 @@ class FreshSymbols:
             at least 2.
 
     Attributes:
-        mode: Of the fake tensors.
+        mode: Mode of the fake tensors.
         values: What each of the new symbols is in that call.
     """
 

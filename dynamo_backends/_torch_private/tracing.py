@@ -96,7 +96,7 @@ def as_if_captured(context: Any = None) -> Iterator[None]:
     have drawn meanwhile.
 
     Args:
-        context: Of `CapturedSymbols.context`; None: sizes are taken as they are.
+        context: Context of `CapturedSymbols.context`; None: sizes are taken as they are.
     """
     from torch._guards import TracingContext, tracing
 

@@ -164,7 +164,7 @@ class Counters:
     they would end beyond it, where eager raises and compiled code ends the process.
 
     Args:
-        arguments: Of the graph.
+        arguments: Arguments of the graph.
     """
 
     def __init__(self, arguments: Arguments):

@@ -80,7 +80,7 @@ class Candidate:
         """Returns the options of a backend of this package.
 
         Args:
-            options: Of autotune.
+            options: Options of autotune.
             bounds: See `compile`.
         """
         if self.backend == SPLIT:
@@ -122,7 +122,7 @@ class Candidate:
         Args:
             captured: The graph; not changed.
             example_inputs: Its inputs.
-            options: Of autotune.
+            options: Options of autotune.
             bounds: Sizes that backends which round up leave as they are; None: all sizes.
         """
         with self._precision():
@@ -199,7 +199,7 @@ def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterato
     """Returns the candidates that take part, without eager.
 
     Args:
-        options: Of autotune.
+        options: Options of autotune.
         device_types: Of the inputs.
     """
     for name in options.candidates or by_default(device_types):

@@ -45,8 +45,8 @@ class Decision:
         graph: "inference", "forward", "backward" or "training".
         ops: Number of calls in the graph.
         inputs: Data types and shapes of the inputs that are no weights.
-        objective: Of the options.
-        precision: Of the options.
+        objective: Objective of the options.
+        precision: Precision of the options.
         mutated: Positions of the inputs that the graph writes to.
         environment: The machine and versions (see `environment`).
         created: Seconds since 1970.
@@ -83,7 +83,7 @@ class Decision:
         row: this machine is always busy.
 
         Args:
-            names: Of the candidates that there are.
+            names: Names of the candidates that there are.
             budget_s: Seconds that may be spent; with more than it was made with, candidates that
                 it left out for want of time may win.
         """

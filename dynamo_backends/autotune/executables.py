@@ -91,12 +91,12 @@ class WinnerExecutable:
     """Runs a graph of Dynamo's with a candidate, until that fails; from then on, in eager.
 
     Args:
-        name: Of the candidate.
+        name: Name of the candidate.
         compiled: The graph, compiled by it.
         eager: The graph as Dynamo captured it.
         mutated: Positions of the inputs that the graph writes to.
         reports: Where the candidate says that its compiled code gave up, if it reports at all.
-        key: Of the decision on disk, which is dropped when the candidate fails.
+        key: Key of the decision on disk, which is dropped when the candidate fails.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class TunedGraph(Executable):
 
     Args:
         graph: With static shapes, undecomposed (see `Autotune.keeps`).
-        options: Of autotune.
+        options: Options of autotune.
     """
 
     def __init__(self, graph: Graph, options: AutotuneOptions):

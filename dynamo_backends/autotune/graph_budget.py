@@ -17,7 +17,7 @@ class GraphBudget:
     """The time that tuning may spend on one graph; made when its tuning begins.
 
     Args:
-        budget: Of the process.
+        budget: Budget of the process.
         part: Of what is left that is for this graph; the rest is for the one that follows from it.
         in_any_case: Candidates that are tried whatever is left, until one of the graph is right.
     """

@@ -58,10 +58,10 @@ class GraphSubject(Subject):
 
     Args:
         graph: With static shapes, undecomposed.
-        options: Of autotune.
+        options: Options of autotune.
 
     Attributes:
-        report: Of the graph.
+        report: Report of the graph.
         programs: What candidates have compiled for a session, by their names.
     """
 
@@ -232,8 +232,8 @@ class StepSubject(GraphSubject):
     parameters and state.
 
     Args:
-        graph: Of the kind "step", undecomposed.
-        options: Of autotune.
+        graph: Graph of the kind "step", undecomposed.
+        options: Options of autotune.
     """
 
     def __init__(self, graph: Graph, options: AutotuneOptions):
@@ -275,7 +275,7 @@ class StepVerifier:
 
     Args:
         subject: The step.
-        inputs: Of the step, which is taken on copies of them.
+        inputs: Inputs of the step, which is taken on copies of them.
     """
 
     def __init__(self, subject: StepSubject, inputs: Sequence[Tensor]):

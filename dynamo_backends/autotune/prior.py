@@ -32,7 +32,7 @@ class GraphDescription:
     """A graph, as far as predictions depend on it.
 
     Attributes:
-        kind: Of graph: "inference", "forward", "backward", "training" or "step".
+        kind: Kind of graph: "inference", "forward", "backward", "training" or "step".
         ops: Number of calls in the graph.
         work: See `graph_work`; empty: not known.
     """
@@ -268,7 +268,7 @@ class CostModel:
         several that end in time may find more than the one that takes all of it.
 
         Args:
-            names: Of candidates.
+            names: Names of candidates.
             within_s: Seconds that there are for compiling.
         """
 
@@ -313,7 +313,7 @@ class CandidatePruner:
         """Returns why a candidate is not tried, in words; empty: it is.
 
         Args:
-            name: Of the candidate.
+            name: Name of the candidate.
             right: Names of those that were proven right.
         """
         self._left_out.pop(name, None)

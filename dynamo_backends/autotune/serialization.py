@@ -61,7 +61,7 @@ def read_others(folder: Path, values: Sequence[Any]) -> list[list[Any]]:
     """Reads what `write_others` has written.
 
     Args:
-        folder: Of the graph.
+        folder: The folder of the graph's files.
         values: The graph's own inputs.
     """
     if not (folder / _OTHERS).exists():

@@ -49,7 +49,7 @@ class PreparedCandidate:
             for; None: it has none.
         tolerance: Of one in int8: what is admitted of it, which it has proven on held-out batches
             when its first call returns.
-        measured: Of one in int8: what the proof has measured.
+        measured: For one in int8: what verification has measured.
     """
 
     name: str
@@ -168,7 +168,7 @@ class TuningSession:
     Args:
         workload: What they are verified and measured on.
         prepared: Who takes part besides eager.
-        options: Of autotune.
+        options: Options of autotune.
         model: What to expect of whom.
         budget: Time that may be spent; its clock tells what compiling and verifying take.
         progress: Shows how far it is.

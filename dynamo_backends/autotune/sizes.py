@@ -35,7 +35,7 @@ class Traffic:
     """The sizes of the calls of a graph with symbols.
 
     Args:
-        names: Of the inputs that are symbols, by position, as in the user's code.
+        names: Names of the inputs that are symbols, by position, as in the user's code.
         static: Positions of parameters and buffers, which are not copied.
         values: Inputs of the call that was captured.
     """
@@ -272,7 +272,7 @@ def old_places(captured: fx.GraphModule, old: Description) -> list[int]:
 
     Args:
         captured: The new one.
-        old: Of the graph that it was made of.
+        old: The description of the graph that it was made of.
 
     Returns:
         For each input the old position.

@@ -30,7 +30,7 @@ class TuningStatus:
             "serving": the winner runs the calls, which may be eager; "gave up": the calls stay in
             eager.
         candidate: Which one is compiled and verified; empty while those that are left are measured.
-        number: Of this candidate, from 1.
+        number: Number of this candidate, from 1.
         of: How many candidates there are.
         spent_s: Seconds of the budget that are gone, for all graphs with these options.
         budget_s: Seconds of processors that may be spent, for all of them.
@@ -89,7 +89,7 @@ class Followed:
 
     Args:
         status: At the beginning.
-        reports: Of the graph; their `tuning` says where it stands.
+        reports: Reports of the graph; their `tuning` says where it stands.
     """
 
     def __init__(self, status: TuningStatus, reports: list[GraphReport]):
@@ -116,7 +116,7 @@ class Followed:
         Whoever has waited for the change finds the log line written.
 
         Args:
-            level: Of the log line.
+            level: Level of the log line.
             fields: The values.
         """
         with self._telling:

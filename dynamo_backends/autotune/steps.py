@@ -42,8 +42,8 @@ class TunedStep(StepProgram):
     """A step, for which the first call chooses.
 
     Args:
-        graph: Of the kind "step", undecomposed (see `Autotune.keeps`).
-        options: Of autotune.
+        graph: Graph of the kind "step", undecomposed (see `Autotune.keeps`).
+        options: Options of autotune.
     """
 
     def __init__(self, graph: Graph, options: AutotuneOptions):
@@ -143,7 +143,7 @@ class TunedStep(StepProgram):
         """Compiles and verifies candidates with steps of their own, as long as the budget lasts.
 
         Args:
-            verifier: Of steps.
+            verifier: Verifier of steps.
             programs: Gets those that are right.
             rows: Gets what became of each; who cannot overwrite this step's state has none, and
                 takes part as a functional program.

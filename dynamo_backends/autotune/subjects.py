@@ -53,7 +53,7 @@ class TuningKey:
     """The key of a decision, and what is written about it.
 
     Attributes:
-        kind: Of graph, as in `Decision.graph`.
+        kind: Kind of graph, as in `Decision.graph`.
         graph_hash: Equal in every process; None: there is none, and decisions are not kept.
         ops: Number of calls in the graph.
         inputs: Data types and shapes of the inputs that are no weights, for people.
@@ -109,7 +109,7 @@ class Subject(ABC):
     """A function, graph or step for which candidates compete.
 
     Attributes:
-        options: Of autotune.
+        options: Options of autotune.
         report: Where it is noted that a decision could not be read or kept, if anywhere.
         budget_share: Part of what is left of the budget that is for this subject.
         known_mutated: Positions of the inputs that the subject writes to, once that is known.
@@ -158,8 +158,8 @@ class FunctionSubject(Subject):
     Args:
         captured: The graph.
         example_inputs: Its inputs: real tensors, and symbols.
-        options: Of autotune.
-        number: Of the captured graph, for reports.
+        options: Options of autotune.
+        number: Number of the captured graph, for reports.
         split: The backend whose forward and backward graphs are chosen for separately, if the graph
             is differentiated; None: it is not.
 

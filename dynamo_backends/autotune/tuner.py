@@ -214,7 +214,7 @@ class GraphTuner:
         """Returns the result of a session, which is written to the disk if anything was tried.
 
         Args:
-            outcome: Of the session.
+            outcome: Outcome of the session.
             mutated: Positions of the inputs that the subject writes to.
         """
         self._short_of_s = outcome.short_of_s

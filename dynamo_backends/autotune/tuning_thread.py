@@ -54,7 +54,7 @@ class Task:
     Attributes:
         owner: Who serves it; once that is gone nobody wants it to be tuned.
         followed: Its status.
-        budget: Of all graphs with the same options.
+        budget: Budget of all graphs with the same options.
         prepare: Writes the graph and its inputs into a folder, and makes the request.
         leads: Has a candidate serve that is faster than eager, until tuning has ended.
         is_ready: Whether enough is known of the calls.

@@ -49,7 +49,7 @@ def note(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
     Args:
         function: Its hash.
         winner: Who runs it; if that is eager, nothing is noted.
-        rows: Of all candidates, the fastest one first.
+        rows: Rows of all candidates, the fastest one first.
     """
     if winner == EAGER:
         return

@@ -58,11 +58,11 @@ class How:
 
     Attributes:
         suite: As the command line names it, see `bench.sources`.
-        path: Of torchbench's checkout; empty for other suites.
+        path: Path of torchbench's checkout; empty for other suites.
         scale: "bench" for sizes as published, "test" for small ones, where a suite has them.
         rounds: Samples of each.
         patience_s: Seconds after which no round begins, but there are always eight.
-        threads: Of torch; None: as many as torch takes.
+        threads: Threads of torch; None: as many as torch takes.
         timeout_s: Seconds that a process may take.
         memory_gb: Resident memory in GB (10^9 bytes) that a process and its children may have.
         device: Where models run, one of `bench.device.DEVICES`.
@@ -121,7 +121,7 @@ class Outcome:
         ops_outside: ATen calls of one call of the model outside Dynamo's graphs.
         seconds_outside: What these take.
         graphs: That Dynamo captured.
-        breaks: Of them.
+        breaks: The graph breaks.
         load: Processors' time that others took while the rounds ran: 1 is one processor.
         requests: That a call stands for, where the suite has streams of requests: a time is that of
             all of them.
@@ -235,7 +235,7 @@ class Run:
     Attributes:
         context: What figures depend on: machine, versions, `How`.
         cells: All that were asked for, in order.
-        outcomes: Of those that were measured.
+        outcomes: Outcomes of those that were measured.
         command: What was typed.
     """
 

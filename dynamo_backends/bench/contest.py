@@ -37,7 +37,7 @@ class Contest:
 
     Attributes:
         title: What was competed for.
-        rows: Of the table, with the columns of `HEADS`.
+        rows: Rows of the table, with the columns of `HEADS`.
         panel: The rounds of the race; None if there was none.
         errors: None if nobody was compared.
         seconds: Where the time of tuning went.

@@ -22,7 +22,7 @@ class Line:
 
     Attributes:
         label: Its name and result.
-        y: Of the dots.
+        y: Y of the dots.
         label_y: Of the label's base line.
         dots: Path of points, to be stroked with round caps.
         low: Where the interval begins; None without one.
@@ -47,8 +47,8 @@ class Panel:
 
     Attributes:
         title: Such as the model, and mode, dtype and batch where a run has several.
-        width: Of the drawing.
-        height: Of the drawing.
+        width: Width of the drawing.
+        height: Height of the drawing.
         lines: One per candidate.
         ticks: Position and text of each.
         one: Where a candidate is as fast as eager.
@@ -166,9 +166,9 @@ class ErrorLine:
 
     Attributes:
         label: Its name and error.
-        y: Of the dot.
+        y: Y of the dot.
         label_y: Of the label's base line.
-        x: Of the dot.
+        x: X of the dot.
         limit: Where its tolerance is.
         failed: Its results are wrong.
     """
@@ -186,8 +186,8 @@ class ErrorPanel:
     """The plot of candidates' errors.
 
     Attributes:
-        width: Of the drawing.
-        height: Of the drawing.
+        width: Width of the drawing.
+        height: Height of the drawing.
         lines: One per candidate.
         ticks: Position and text of each.
         summary: The same in words, for whoever does not see it.

@@ -59,7 +59,7 @@ class Times:
         outside: Compiled calls without the graphs: Dynamo's guards, what runs in eager outside, and
             backward.
         parts: Seconds a call of what profilers see, by the names of `runtime.profiled`.
-        errors: Of each graph, against float64; None where that cannot be said.
+        errors: Errors of each graph, against float64; None where that cannot be said.
         notes: What could not be measured, in sentences.
     """
 
@@ -201,7 +201,7 @@ def gradients_too(call: Callable[[], Any], explainer: Explainer) -> Callable[[],
     """Returns a call whose results are differentiated, if they can be.
 
     Args:
-        call: Of the model.
+        call: A call of the model.
         explainer: See `Explainer.differentiate`.
     """
     if not torch.is_grad_enabled():

@@ -50,7 +50,7 @@ def exported(name: str, model: nn.Module, inputs: Inputs) -> Callable[[], Any]:
     Args:
         name: One of `EXPORTS`.
         model: In eval mode, on the CPU.
-        inputs: Of each call.
+        inputs: Inputs of each call.
     """
     with torch.no_grad():
         bare = EXPORTS[name](model, inputs)

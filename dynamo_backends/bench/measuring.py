@@ -182,7 +182,7 @@ def why_uncompiled(reports: Sequence[GraphReport], graphs: int) -> str:
     """Returns why no operator runs on the backend; empty: some do, or autotune has chosen eager.
 
     Args:
-        reports: Of all graphs, if the backend is of this package.
+        reports: Reports of all graphs, if the backend is of this package.
         graphs: That Dynamo captured.
     """
     if any(r.ops_on_backend or r.ops_on_inductor or r.chosen for r in reports):

@@ -25,7 +25,7 @@ def _imported(name: str, need: str) -> Any:
     """Returns a module of such a package.
 
     Args:
-        name: Of the module.
+        name: Name of the module.
         need: What needs it, for the error.
 
     Raises:

@@ -32,7 +32,7 @@ class Rate:
 
     Attributes:
         name: The backend, and the mode if the run has several.
-        outcomes: Of the models that eager can run.
+        outcomes: Outcomes of the models that eager can run.
         eager_failed: How many it cannot run, or not twice alike.
         left: Models that were not run.
     """

@@ -51,7 +51,7 @@ def compare(
         baseline: What the speedups refer to; the first candidate unless given.
         synchronize: Called before and after each sample, for asynchronous devices.
         on_round: Called after each round, to show progress.
-        seed: Of the order within the rounds, and of the confidence intervals.
+        seed: Seed of the order within the rounds, and of the confidence intervals.
         clock: Seconds. `time.thread_time` counts the calling thread's own work, which other
             processes disturb less.
 

@@ -24,7 +24,7 @@ class Summary:
     Attributes:
         key: Which.
         passed: How many models it runs and gets right.
-        of: Of how many that eager can run.
+        of: Number of those that eager can run.
         eager_failed: How many eager cannot run, or not twice alike.
         speedup: Geometric mean over those that pass; None if none does.
         lowest: The model with the smallest, and that.

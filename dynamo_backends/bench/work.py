@@ -74,8 +74,8 @@ class Work:
 
     Args:
         case: The model and its inputs.
-        mode: Of the cell.
-        dtype: Of weights and inputs.
+        mode: Mode of the cell.
+        dtype: Dtype of weights and inputs.
         device: Where it runs.
         backend_of: What `torch.compile` takes for the name of a backend.
     """

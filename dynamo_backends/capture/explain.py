@@ -191,7 +191,7 @@ def explain(
         args: Its arguments.
         backend: A name that `torch.compile` takes, or a function from a captured graph and its
             inputs to a callable. Backends of other packages give fewer facts.
-        options: Of the backend.
+        options: Options of the backend.
         dynamic: As for `torch.compile`.
         bisect: Find the wrong operators of a graph that is wrong, by compiling parts of it. Each
             step takes a compilation. For backends of this package, and not with `verify="off"`.
@@ -224,7 +224,7 @@ class Explainer:
     Args:
         fn: A function or module. One that `torch.compile` returned is unwrapped.
         backend: As for `explain`.
-        options: Of the backend.
+        options: Options of the backend.
         dynamic: As for `torch.compile`.
         bisect: As for `explain`.
         switched: Whether `switches` can be asked for; graphs are kept for that.

@@ -104,7 +104,7 @@ class Explanation(Rendered):
         """Writes the explanation to a JSON file.
 
         Args:
-            path: Of the file; it is replaced if it exists.
+            path: Path of the file; it is replaced if it exists.
         """
         text = json.dumps(self.to_dict(), indent=2) + "\n"
         Path(os.path.expanduser(path)).write_text(text, encoding="utf-8")

@@ -206,7 +206,7 @@ def optimize(
             example inputs (real tensors) and returns a callable that runs the graph.
         dynamic: True captures sizes as symbols at once, False never, None once they vary.
         fullgraph: A graph break is an error.
-        options: Of the backend; a function gets them as the keyword argument `options`.
+        options: Options of the backend; a function gets them as the keyword argument `options`.
 
     Raises:
         UnknownBackendError: Nothing is registered under that name; the message has the nearest.

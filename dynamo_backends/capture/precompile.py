@@ -62,7 +62,7 @@ def precompile(
             from dimensions to `Dim` (with `min` and `max`), `Dim.DYNAMIC` or None, or a sequence of
             these. None: the dimensions that `torch._dynamo.mark_dynamic` has marked.
         backend: Name of the backend.
-        options: Of the backend.
+        options: Options of the backend.
 
     Returns:
         The compiled function, and the `WarmUp` that says what was compiled.

@@ -124,7 +124,7 @@ def traffic_table(served: Iterable[Served]) -> Table:
     """Returns a row for each program and each reason for eager, the most used first.
 
     Args:
-        served: Of one graph.
+        served: The counts of one graph.
     """
     rows = sorted(served, key=lambda row: -row.calls)
     table = Table("served by", "for", "calls", "executables", "compiled in", box=None)

@@ -48,14 +48,14 @@ class Settings:
         backend: See `bench.backends.require`.
         groups: Which groups of checks.
         samples: Largest number for each operator, spread over all; None: all.
-        dtypes: Of the operators' inputs, by name.
+        dtypes: Dtypes of the operators' inputs, by name.
         share: One in this many operators.
         only: Patterns, as the shell's, one of which a check's name matches; empty: all.
         every_model: Those of the large suites, too.
         limit_s: Seconds that a check may take.
-        threads: Of torch.
+        threads: Threads of torch.
         rewrites: Number of random graphs.
-        seed: Of the first of these.
+        seed: Seed of the first of these.
     """
 
     backend: str

@@ -51,8 +51,8 @@ class Check(NamedTuple):
 
     Attributes:
         group: Where it belongs.
-        name: Of an operator, a model or a rule; unique within the group and dtype.
-        dtype: Of the operator's inputs; empty elsewhere.
+        name: Name of an operator, a model or a rule; unique within the group and dtype.
+        dtype: Dtype of the operator's inputs; empty elsewhere.
     """
 
     group: Group
@@ -69,13 +69,13 @@ class Outcome:
     """The outcome of one check.
 
     Attributes:
-        name: Of the check.
-        dtype: Of the sample inputs of an operator.
+        name: Name of the check.
+        dtype: Dtype of the sample inputs of an operator.
         samples: How many were run.
         status: One of `STATUSES`; `MEANINGS` explains them.
         reasons: Why parts ran in eager, counted; or what was wrong.
         declared: What docs/differences.md calls the differences.
-        group: Of the check.
+        group: Group of the check.
         seconds: That it took.
         example: A program that shows the failure of a random graph.
     """

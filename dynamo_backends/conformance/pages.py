@@ -68,7 +68,7 @@ def native_share(backend: str, outcomes: Sequence[Outcome]) -> str:
 
     Args:
         backend: Only this package's say what they leave to eager.
-        outcomes: Of a run.
+        outcomes: Outcomes of a run.
     """
     graphs = [o for o in outcomes if o.group == "rewrites" and o.status not in UNTRIED]
     if not graphs or not reports_itself(backend):

@@ -68,8 +68,8 @@ class Subject:
 
     Attributes:
         name: See `bench.backends.require`.
-        options: Of a backend of this package.
-        reports: Of the graphs that were compiled inside of `watching`.
+        options: Options of a backend of this package.
+        reports: Reports of the graphs that were compiled inside of `watching`.
     """
 
     name: str

@@ -30,9 +30,9 @@ class BackendConformance:
     Attributes:
         backend: A name that `torch.compile` takes, MODULE:FUNCTION or FILE.py:FUNCTION. The other
             process has to find it: what only this one has registered does not exist there.
-        groups: Of "operators", "gradients", "semantics", "weights", "traffic", "models".
+        groups: Some of "operators", "gradients", "semantics", "weights", "traffic", "models".
         samples: Largest number for each operator; None: all.
-        dtypes: Of operators.
+        dtypes: Dtypes of operators.
         share: One in this many operators is tried.
         only: Patterns, as the shell's, one of which the name of a check matches; empty: all.
         time_limit_s: Seconds that a check may take.

@@ -35,9 +35,9 @@ class Recording:
 
     Args:
         function: What to record. It has been called before, on the side stream.
-        inputs: Of the call that is due; it is not run yet.
+        inputs: Inputs of the call that is due; it is not run yet.
         wiring: How inputs reach the graph.
-        order: Of the device. Its lock is held.
+        order: Order of the device. Its lock is held.
 
     Raises:
         CompileError: An input or output is not on the device, or overlaps itself.
@@ -165,7 +165,7 @@ class GraphedFunction:
     Args:
         function: From a list of inputs to its outputs. It launches its work on the current stream,
             takes its memory from torch, waits for nothing, and keeps nothing of a call.
-        index: Of the device.
+        index: Index of the device.
         warmup: How many calls run before the one that is recorded.
         baked: Positions of inputs that usually stay where they are, such as parameters: the graph
             reads them there. If one has moved, the function is recorded again.

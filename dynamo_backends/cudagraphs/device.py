@@ -55,7 +55,7 @@ class Cuda:
 
         Args:
             handle: The other library's `cudaStream_t`.
-            index: Of the device.
+            index: Index of the device.
         """
         key = handle, index
         if key not in self._outside:
@@ -72,8 +72,8 @@ class Cuda:
         torch gives a pool up with the last graph in it, and records into none that it has given up.
 
         Args:
-            pool: Of `new_pool`.
-            index: Of the device.
+            pool: Pool of `new_pool`.
+            index: Index of the device.
         """
         graph = self.new_graph()
         with self.capture(graph, pool, self.side_stream(index)):
@@ -137,7 +137,7 @@ class Order:
     stream of the one before.
 
     Args:
-        index: Of the device.
+        index: Index of the device.
 
     Attributes:
         lock: Held while a graph is recorded or launched.

@@ -51,7 +51,7 @@ class CapturedExecutable(Executable):
     Args:
         inner: The executable itself.
         graph: What it was compiled from.
-        options: Of its backend.
+        options: Options of its backend.
         backend: The backend's name.
     """
 

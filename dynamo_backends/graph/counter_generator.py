@@ -156,7 +156,7 @@ def can_draw(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> bool:
 
     Args:
         method: Such as "bernoulli_".
-        dtype: Of the result.
+        dtype: Dtype of the result.
         arguments: All of the method's.
     """
     if method not in _KERNELS or not all(type(x) in (int, float) for x in arguments):

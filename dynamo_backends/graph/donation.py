@@ -92,7 +92,7 @@ class RowWrite:
 
         Args:
             target: The input.
-            results: Of the graph.
+            results: Results of the graph.
         """
         rows = results[self.rows].movedim(self.dim, 0)
         return partial(Tensor.index_put_, target.movedim(self.dim, 0), (results[self.index],), rows)

@@ -15,7 +15,7 @@ def declare(
     """Declares an operator of the library `dynamo_backends`, for real and for fake tensors.
 
     Args:
-        name: Of the operator.
+        name: Name of the operator.
         like: An operator of ATen's that has the schema.
         kernel: Computes it, by calling other operators.
         tags: What torch and Inductor are told of it.

@@ -179,7 +179,7 @@ def without_calls(
     Args:
         graph: The graph; not changed.
         calls: Which are left out.
-        inputs: Of the new graph: placeholders, and left out calls that others read.
+        inputs: Inputs of the new graph: placeholders, and left out calls that others read.
     """
     copied = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}

@@ -82,7 +82,7 @@ class Facts:
     """The checks of a forward graph that hold for its backward graph, too.
 
     Attributes:
-        ranges: Of the integers in tensors, by the names of nodes.
+        ranges: Ranges of the integers in tensors, by the names of nodes.
     """
 
     ranges: dict[str, Range] = field(default_factory=dict)
@@ -459,7 +459,7 @@ def with_updates_withheld(checks: PositionChecks) -> PositionChecks:
     """The same for a graph that writes to its inputs: they keep their contents if its flag is set.
 
     Args:
-        checks: Of a graph of the kind "step"; its graph is changed.
+        checks: The checks of a graph of the kind "step", which is changed.
     """
     if checks.flag is None:
         return checks

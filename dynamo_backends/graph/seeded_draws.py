@@ -113,7 +113,7 @@ def complete(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> Reque
 
     Args:
         method: Such as "uniform_".
-        dtype: Of the result.
+        dtype: Dtype of the result.
         arguments: The first ones of the method's.
     """
     given = (*arguments, *DEFAULTS.get(method, ())[len(arguments) :])
@@ -266,7 +266,7 @@ class PrivateDraws(TorchDispatchMode):
     Those for which there is no way to say so raise `DrawsError` before they draw.
 
     Args:
-        seed: Of the generator.
+        seed: Seed of the generator.
 
     Attributes:
         has_drawn: Whether any call has drawn.

@@ -211,7 +211,7 @@ class Symbols:
         """Returns what stands for the arguments of a call in which symbols have these values.
 
         Args:
-            values: Of all symbols.
+            values: Values of all symbols.
         """
         return list(map(Evaluation(values), (p.meta["val"] for p in self._graph.placeholders)))
 

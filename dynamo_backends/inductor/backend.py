@@ -53,7 +53,7 @@ class InductorFreezing(Backend):
     """Inductor with weights compiled in, so that it folds and prepacks them.
 
     Attributes:
-        settings: Of `torch._inductor.config`.
+        settings: Settings of `torch._inductor.config`.
     """
 
     name = "inductor_freezing"

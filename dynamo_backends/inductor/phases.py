@@ -42,7 +42,7 @@ def separate(graph: Graph) -> Phases:
     """Takes a step apart.
 
     Args:
-        graph: Of the kind "step", functional; not changed.
+        graph: Graph of the kind "step", functional; not changed.
     """
     places = {p: i for i, p in enumerate(graph.placeholders)}
     updated = [p for p, x in zip(places, graph.inputs, strict=True) if x.updated_by is not None]

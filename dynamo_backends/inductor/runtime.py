@@ -48,7 +48,7 @@ class InductorExecutable(PreparedExecutable):
 
     Args:
         graph: For concrete shapes.
-        settings: Of `torch._inductor.config`, for compiling.
+        settings: Settings of `torch._inductor.config`, for compiling.
         reduced: Whether it may compute in bfloat16.
         reserve: Whether memory of temporaries is kept between calls.
         ranged: It is for all sizes that the symbols allow.

@@ -104,7 +104,7 @@ class Calibration:
         Args:
             names: Of the graph's inputs that are no weights, as in the user's code; "" for others.
             values: What the graph is compiled for, one per name.
-            arguments: Of the captured function.
+            arguments: Arguments of the captured function.
 
         Raises:
             OptionError: A batch lacks an argument that the graph reads.
@@ -136,7 +136,7 @@ class Arguments:
     """The arguments of a captured function.
 
     Attributes:
-        names: Of those that have names, in order.
+        names: Names of those that have names, in order.
         positional: Name of the tuple of further ones; empty: there is none.
         keywords: Name of the dict of further ones; empty: there is none.
     """

@@ -26,7 +26,7 @@ def proving(
     To be called inside a backend that Dynamo calls.
 
     Args:
-        options: Of the backend.
+        options: Options of the backend.
         captured: Dynamo's graph.
         example_inputs: Its inputs.
 

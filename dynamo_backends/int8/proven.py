@@ -41,8 +41,8 @@ class ProvenGraph:
         compiled: The graph, its blocks to be quantized.
         captured: The graph as Dynamo captured it.
         batches: All of calibration.
-        options: Of the backend.
-        reports: Of the graph.
+        options: Options of the backend.
+        reports: Reports of the graph.
     """
 
     def __init__(

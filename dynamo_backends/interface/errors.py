@@ -41,7 +41,7 @@ class RankError(DynamoBackendsError):
     The steps of this process cannot go on; what lives on the mesh is lost.
 
     Attributes:
-        rank: Of the process that is to blame; None: it is not known.
+        rank: Rank of the process that is to blame; None: it is not known.
     """
 
     def __init__(self, message: str, rank: int | None = None):

@@ -13,8 +13,8 @@ class Mesh:
     """A grid of devices with named dimensions.
 
     Attributes:
-        names: Of its dimensions.
-        sizes: Of its dimensions.
+        names: Names of its dimensions.
+        sizes: Sizes of its dimensions.
         devices: Which of the platform's devices are in it, in row-major order.
         kind: torch's name of their type; empty: whatever the backend computes on.
         of_ranks: Whether each is of a process of its own: device n is the one of rank n.

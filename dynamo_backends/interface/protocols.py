@@ -115,7 +115,7 @@ class SpansMesh(Protocol):
 
         Args:
             graph: In normal form, perhaps with symbolic shapes.
-            names: Of its inputs, as users write them: "self.fc.weight".
+            names: Names of its inputs, as users write them: "self.fc.weight".
             options: An instance of `Backend.Options`.
 
         Raises:
@@ -216,7 +216,7 @@ class CompilesCapturedGraphs(Protocol):
             captured: Dynamo's torch-level graph.
             example_inputs: Its inputs, real tensors.
             options: An instance of `Backend.Options`.
-            number: Of the captured graph, for reports.
+            number: Number of the captured graph, for reports.
         """
 
 
@@ -228,7 +228,7 @@ class Prefetches(Protocol):
         """Begins slow initialization while the graph is traced.
 
         Args:
-            inputs: Of the captured graph, real tensors; weights among them.
+            inputs: Inputs of the captured graph, real tensors; weights among them.
             options: An instance of `Backend.Options`.
         """
 

@@ -36,8 +36,8 @@ def publish_uncaptured(report: GraphReport, name: str, cause: str) -> None:
     """Warns that nothing was compiled, counts it, and publishes the report that says so.
 
     Args:
-        report: Of no operator.
-        name: Of the function or model.
+        report: The report of a graph without operators.
+        name: Name of the function or model.
         cause: Sentences that say why.
     """
     total.add(uncaptured=1)

@@ -106,7 +106,7 @@ class Served:
         shapes: As `Compilation.shapes`; empty in eager.
         calls: How many.
         executables: As `Compilation.executables`; 0 in eager.
-        seconds: Of compilation.
+        seconds: Seconds of compilation.
     """
 
     by: Literal["ranged", "padded", "exact", "eager while compiling", "eager"]
@@ -121,7 +121,7 @@ class CandidateReport:
     """One candidate of autotune for one graph.
 
     Attributes:
-        name: Of the backend; "@bf16" after it says that it computes in bfloat16.
+        name: Name of the backend; "@bf16" after it says that it computes in bfloat16.
         reason: Why it was not chosen; empty for the one that was.
         compile_s: Seconds of compilation and the first call; None if it could not be compiled.
         error: Root mean square error against float64, relative to the size of the output that is
@@ -255,10 +255,10 @@ class GraphReport:
             "2 to 64".
         served: What served its calls, in a copy that `explain` makes; `traffic()` says what has
             until now.
-        precision: Of a graph in int8: the option `precision`; else empty.
+        precision: The option `precision` of a graph in int8; else empty.
         tolerance: Of a graph in int8: what the user admits, in words; with autotune also of the
             candidates.
-        measured: Of a graph in int8: as `CandidateReport.measured`.
+        measured: For a graph in int8: as `CandidateReport.measured`.
         in_float: Of a graph in int8: the part of each block's products, from the first one on, that
             stayed in float32 because results were not accurate enough otherwise.
         mesh: Of what is spread over several devices: where everything is.

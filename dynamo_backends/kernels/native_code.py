@@ -69,9 +69,9 @@ class Plan:
 
     Attributes:
         function: Of a library. Its last arguments are the result, a workspace, and the sizes.
-        sizes: Of the call.
-        shape: Of the result.
-        words: Of the workspace.
+        sizes: Sizes of the call.
+        shape: Shape of the result.
+        words: Words of the workspace.
     """
 
     function: Any

@@ -64,7 +64,7 @@ class Convolution:
         bias: Its bias, if it has one.
         stride: Steps of the window.
         padding: Pixels on each side of the image.
-        groups: Of channels.
+        groups: Groups of channels.
     """
 
     node: fx.Node

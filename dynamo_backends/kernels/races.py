@@ -48,7 +48,7 @@ def fastest(
         kind: What tells calls apart for which the choice may differ, besides layouts and threads.
         usual: Name of the usual way.
         make: Gives all ways by name, each a function of a list of tensors.
-        layouts: Of these tensors.
+        layouts: Layouts of these tensors.
         preferred: Name of the way to be taken if no other one is faster; by default the usual one.
         safe: Name of the way that is the fastest most often, to be taken where others disturb the
             race; by default the preferred one.

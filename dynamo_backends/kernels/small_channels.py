@@ -57,7 +57,7 @@ def _library(grouped: bool, dtype: torch.dtype) -> Any:
 
     Args:
         grouped: Whether it is for convolutions in groups.
-        dtype: Of their weights.
+        dtype: Dtype of their weights.
     """
     groups = [_groups(channels, stride) for channels, stride in product(_CHANNELS, _STRIDES)]
     sources = {dtype} if grouped else {dtype, torch.float32}

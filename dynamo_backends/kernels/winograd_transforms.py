@@ -39,7 +39,7 @@ def _filtering(taps: int, *points: Fraction | int) -> Transforms:
     """By Toom and Cook: polynomials are multiplied by their values at some points and infinity.
 
     Args:
-        taps: Of the kernel.
+        taps: Taps of the kernel.
         points: One fewer than a tile has elements along each side, distinct.
     """
     m = len(points) + 2 - taps

@@ -27,7 +27,7 @@ class Scalar:
     """A number that a fusion computes from sizes.
 
     Args:
-        index: Of the value in the program.
+        index: Index of the value in the program.
         dtype: Its type.
     """
 
@@ -41,7 +41,7 @@ class Value:
 
     Args:
         recorder: Where it is computed.
-        index: Of the value in the program.
+        index: Index of the value in the program.
         shape: Its sizes in the graph that is being lowered.
         dtype: Its type.
     """
@@ -277,8 +277,8 @@ class Recorder:
         Args:
             op: Name in `fd.ops`.
             args: Values, types, flags, and tuples of numbers and sizes.
-            shape: Of the result.
-            dtype: Of the result.
+            shape: Shape of the result.
+            dtype: Dtype of the result.
         """
         self._step(op, args)
         return self._value(shape, dtype)
@@ -294,7 +294,7 @@ class Recorder:
             op: Name in `fd.ops`.
             x: A value or a number, which takes the other's type.
             y: The same; one of both is a value.
-            dtype: Of the result; None: that of the operands.
+            dtype: Dtype of the result; None: that of the operands.
         """
         values = self._aligned((x, y))
         kind = _common(values)
@@ -369,7 +369,7 @@ class Recorder:
         """Returns how many elements a value has along some dimensions, in its type.
 
         Args:
-            value: Of floating-point numbers.
+            value: Value of floating-point numbers.
             dims: The dimensions.
             less: Number of elements that do not count.
         """

@@ -59,7 +59,7 @@ class _Float(OpenVinoExecutable):
         """Returns what runs the model in int8.
 
         Args:
-            weights: Of the block.
+            weights: Weights of the block.
             seen: Activations of the batches that calibrate.
             precision: "int8" or "int8-weights".
             in_float: See `QuantizedExecutable.prepare`.

@@ -204,7 +204,7 @@ class _Request:
     Args:
         compiled: What runs.
         inputs: Activations, by their places.
-        outputs: Of the model.
+        outputs: Outputs of the model.
         live: Weights that are inputs, by their places.
         copies: Places of outputs that are inputs, and of the latter (see `passed_through`).
 

@@ -32,7 +32,7 @@ def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str
     """Options of the CUDA provider.
 
     Args:
-        index: Of the device.
+        index: Index of the device.
         tf32: What torch allows; there is one switch for products and convolutions.
         search: Whether all algorithms for a convolution are tried (torch's `cudnn.benchmark`).
         graphs: Whether runs are recorded as a CUDA graph.
@@ -51,7 +51,7 @@ def tensorrt_entries(index: int, folder: Path | None, graphs: bool) -> dict[str,
     """Options of the TensorRT provider.
 
     Args:
-        index: Of the device.
+        index: Index of the device.
         folder: Where engines and timings are kept; None: nowhere.
         graphs: Whether runs are recorded as a CUDA graph.
     """

@@ -40,7 +40,7 @@ class OrtInt8Executable(QuantizedExecutable):
 
     Args:
         graph: With static shapes, on the CPU.
-        settings: Of its sessions.
+        settings: Settings of its sessions.
         precision: "int8" or "int8-dynamic".
     """
 

@@ -261,8 +261,8 @@ class _Binding:
     Args:
         native: ONNX Runtime's binding.
         device: ONNX Runtime's device.
-        inputs: Of the session.
-        outputs: Of the session.
+        inputs: Inputs of the session.
+        outputs: Outputs of the session.
         staged: Whether what is small is copied; else it is bound as what is large.
 
     Attributes:
@@ -339,7 +339,7 @@ def bind_tensor(bind: Callable[..., Any], name: str, device: Any, tensor: Tensor
     """Binds a row-major tensor to a name of the model.
 
     Args:
-        bind: Of ONNX Runtime's binding, for inputs or for outputs.
+        bind: The method of ONNX Runtime's binding, for inputs or for outputs.
         name: In the model.
         device: ONNX Runtime's device.
         tensor: Is to outlive the call.

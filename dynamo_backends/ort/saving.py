@@ -33,7 +33,7 @@ def save(
         >>> dynamo_backends.ort.save(reports[0], "model.onnx")
 
     Args:
-        report: Of the graph. It must have static shapes and run whole on ONNX Runtime.
+        report: Report of the graph. It must have static shapes and run whole on ONNX Runtime.
         path: The file to write. With more than 1 GiB of weights, these go to `<path>.data`.
         input_names: Of the graph's inputs that are not weights, in order; "input_0", ... by
             default. Dimensions are in the tensors' own order, whatever their strides are.

@@ -54,7 +54,7 @@ def write(path: Path_, manifest: Mapping[str, Any], parts: Mapping[str, bytes]) 
     """Writes a package; who reads the path meanwhile sees all of it, or what was there before.
 
     Args:
-        path: Of the file; it is replaced if it exists.
+        path: Path of the file; it is replaced if it exists.
         manifest: What is in it, in types that JSON has; the list of parts is added.
         parts: Contents by name.
     """
@@ -88,12 +88,12 @@ class Archive:
     """A package that is open for reading.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
 
     Attributes:
-        path: Of the file.
+        path: Path of the file.
         manifest: What was written.
-        digest: Of the manifest, which has the checksums of all parts.
+        digest: Digest of the manifest, which has the checksums of all parts.
 
     Raises:
         PackageError: It is no package, is damaged, or is of a format that is not known here.

@@ -24,10 +24,10 @@ class Contents:
     """The parts of a package besides the executables.
 
     Attributes:
-        name: Of the model's class.
+        name: Name of the model's class.
         backend: Name of the backend.
-        options: Of the backend, see `structure.encoded`.
-        names: Of the positional arguments.
+        options: Options of the backend, see `structure.encoded`.
+        names: Names of the positional arguments.
         arguments: Structure of `(args, kwargs)`.
         results: Structure of what a call returns.
     """

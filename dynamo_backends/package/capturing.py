@@ -153,7 +153,7 @@ def in_torchs_order(model: Any, path: Any, name: str) -> tuple[Any, Any]:
     Args:
         model: The first argument.
         path: The second one.
-        name: Of the function.
+        name: Name of the function.
 
     Raises:
         TypeError: None of the two is a module.

@@ -28,7 +28,7 @@ def written_onnx(path: str | os.PathLike[str], whole: Whole) -> Run:
     """Writes an ONNX model with its weights; how it is run here.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         whole: The model, compiled by `onnxrt`.
     """
     from dynamo_backends.package.onnx_file import run_file, write_model
@@ -43,10 +43,10 @@ def written_stablehlo(
     """Writes programs for platforms, and weights; how that for CPUs is run here.
 
     Args:
-        path: Of the file, a zip like a package.
+        path: Path of the file, a zip like a package.
         whole: The model.
         platforms: See `export`.
-        options: Of `openxla`.
+        options: Options of `openxla`.
     """
     from dynamo_backends.xla.exporting import portable_program, run_here
     from dynamo_backends.xla.options import lowering_options
@@ -106,7 +106,7 @@ def export(
         args: Arguments of one call.
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`; of ONNX alone.
-        options: Of the backend that lowers the model, `onnxrt` or `openxla`.
+        options: Options of the backend that lowers the model, `onnxrt` or `openxla`.
         platforms: Platforms of the StableHLO file: "cpu", "cuda", "tpu". They need not be here.
 
     Raises:

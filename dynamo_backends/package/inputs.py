@@ -66,8 +66,8 @@ class Arguments:
     """The arguments with which a packaged model is called.
 
     Args:
-        names: Of the positional arguments.
-        structure: Of `(args, kwargs)`, see `structure.numbered`.
+        names: Names of the positional arguments.
+        structure: Structure of `(args, kwargs)`, see `structure.numbered`.
         leaves: See `Portable`.
         given: See `Portable`.
     """

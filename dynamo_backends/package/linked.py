@@ -177,7 +177,7 @@ def agree(module: PackagedModule, call: Any, linked: PackagedModule) -> bool:
     """Returns whether a linked module's results are as accurate as those of the portable form.
 
     Args:
-        module: Of the portable form.
+        module: Module of the portable form.
         call: Arguments.
         linked: The module in question.
     """

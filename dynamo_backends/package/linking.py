@@ -94,7 +94,7 @@ def linked(
         given: From `to_dict`.
         weights: Its first inputs.
         load: Makes an executable of its key, for a graph that has inputs and outputs alone.
-        options: Of the backend.
+        options: Options of the backend.
         report: Gets what becomes of it.
         in_eager: Runs the graph call by call, from the same inputs, where compiled code fails.
     """

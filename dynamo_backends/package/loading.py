@@ -52,7 +52,7 @@ def load(
     A package contains machine code: load only packages that you trust. Nothing is unpickled.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         strict: Refuse instead of compiling or running in eager.
         checkpoint: The safetensors file that has the weights, if the package was saved with one;
             by default the file of that name beside the package.

@@ -19,7 +19,7 @@ def described(backend: Backend | None, options: Options | None) -> dict[str, Any
 
     Args:
         backend: None: torch alone.
-        options: Of the backend.
+        options: Options of the backend.
     """
     key = protocols.cache_key(backend, options)
     own = versions(("dynamo-backends",)).get("dynamo-backends", "")

@@ -28,7 +28,7 @@ class Source(NamedTuple):
 
     Attributes:
         path: Absolute path of the file.
-        digest: Of the package.
+        digest: Digest of the package.
         strict: See `load`.
         checkpoint: Absolute path of it, if it was given.
     """
@@ -47,7 +47,7 @@ class PackagedModule(nn.Module):
     weights. Its pickle is the path of the package, which is loaded again.
 
     Args:
-        name: Of the model's class.
+        name: Name of the model's class.
         backend: Name of the backend that runs it.
         portable: Makes the graph, once it is needed.
         weights: Its first inputs.

@@ -27,7 +27,7 @@ def write_model(path: str | os.PathLike[str], whole: Whole) -> list[int]:
     """Writes a model; which activations of the graph are its inputs.
 
     Args:
-        path: Of the file; more than 1 GiB of weights go to `<path>.data`.
+        path: Path of the file; more than 1 GiB of weights go to `<path>.data`.
         whole: The model, compiled by `onnxrt`.
 
     Raises:
@@ -56,7 +56,7 @@ def run_file(path: str | os.PathLike[str], inputs: Mapping[str, Tensor]) -> list
     """Runs an ONNX model on CPU tensors.
 
     Args:
-        path: Of the model.
+        path: Path of the model.
         inputs: By the names of the model's.
     """
     session = onnxruntime.InferenceSession(path, providers=[CPU])

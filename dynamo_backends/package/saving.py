@@ -106,13 +106,13 @@ def save(
 
     Args:
         model: For inference; it is exported with `torch.export.export`, as it is.
-        path: Of the file; it is replaced if it exists.
+        path: Path of the file; it is replaced if it exists.
         args: Arguments of one call. They are written into the file, for `dynamo-backends verify`.
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`.
         backend: Name of the backend. "autotune" chooses now among those whose executables can be
             saved; "eager" saves the portable form alone.
-        options: Of the backend, in types that JSON has.
+        options: Options of the backend, in types that JSON has.
         checkpoint: A safetensors file with the model's weights. Those of the same name and contents
             are not written into the package, which then needs the file beside it.
 

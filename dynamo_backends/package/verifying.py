@@ -61,7 +61,7 @@ def compared(
     """Loads a package, and compares a call with the same one by the portable form.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         strict: See `load`.
         checkpoint: See `load`.
 

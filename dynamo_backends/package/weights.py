@@ -32,7 +32,7 @@ class Checkpoint:
     """A safetensors file that has some of the weights.
 
     Attributes:
-        name: Of the file, beside the package.
+        name: Name of the file, beside the package.
         sha256: Of its contents.
         tensors: The names of those that the package takes from it.
     """

@@ -24,7 +24,7 @@ class Whole:
 
     Attributes:
         graph: What was compiled.
-        executable: Of the graph.
+        executable: Executable of the graph.
         weights: Those of the graph, by position.
         places: For each activation of the graph its position among all inputs of the model's graph.
         input_names: Of the activations.

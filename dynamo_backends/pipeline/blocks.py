@@ -91,7 +91,7 @@ def build_program(backend: Backend, graph: Graph, options: Options, report: Grap
     Args:
         backend: What compiles them.
         graph: With static shapes, after all passes.
-        options: Of the backend.
+        options: Options of the backend.
         report: Gets what became of the graph.
 
     Raises:
@@ -107,7 +107,7 @@ class ProgramBuilder:
         backend: What compiles the blocks.
         graph: After all passes.
         constants: Values of its last placeholders.
-        options: Of the backend.
+        options: Options of the backend.
         report: Gets what became of the graph.
 
     Attributes:
@@ -469,9 +469,9 @@ def dead_after(
     """Returns the registers that nobody reads after each part.
 
     Args:
-        reads: Of each part.
-        writes: Of each part.
-        outputs: Of the graph.
+        reads: Reads of each part.
+        writes: Writes of each part.
+        outputs: Outputs of the graph.
     """
     last: dict[int, int] = {}
     for i, (read, written) in enumerate(zip(reads, writes, strict=True)):

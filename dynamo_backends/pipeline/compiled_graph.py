@@ -124,12 +124,12 @@ class CompiledGraph:
     Args:
         backend: What compiles it.
         normalized: The graph.
-        options: Of the backend.
+        options: Options of the backend.
         report: Gets what became of it.
         symbols: See `CaptureFacts.symbols`.
 
     Attributes:
-        report: Of the graph.
+        report: Report of the graph.
         ranged: Its programs that serve ranges.
         checks: What its caller checks of each call.
     """

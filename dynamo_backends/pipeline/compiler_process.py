@@ -50,7 +50,7 @@ class Job:
     Attributes:
         task: "plan" decides about the calls; "compile" makes an executable to be loaded.
         backend: Name of the backend.
-        options: Of the backend.
+        options: Options of the backend.
         graph: The packed module, after all passes.
         kind: See `Graph`.
         inputs: See `Graph`.
@@ -166,8 +166,8 @@ def compiled(
 
     Args:
         backend: What compiles it.
-        options: Of the backend.
-        plan: Of a graph that the block is a part of.
+        options: Options of the backend.
+        plan: Plan of a graph that the block is a part of.
         graph: The block; not changed.
         make: Compiles it in this process.
         came: Gets what the other process has dumped.

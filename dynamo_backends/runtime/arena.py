@@ -153,7 +153,7 @@ class Reserve:
         """Makes the block so large that a run can allocate `size` bytes, if malloc permits.
 
         Args:
-            size: Of the block.
+            size: Size of the block.
             piece: How much of it a run needs in one piece; None: all.
         """
         piece = size if piece is None else piece

@@ -52,7 +52,7 @@ def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
     """Returns what this process has to write; of several that have the same, one does.
 
     Args:
-        handle: Of a tensor that is to be written.
+        handle: Handle of a tensor that is to be written.
         name: In the checkpoint.
 
     Returns:

@@ -74,7 +74,7 @@ class DeviceValue:
 
     Args:
         home: The device.
-        dtype: Of the elements.
+        dtype: Dtype of the elements.
         array: On the device; None: the contents are on the host alone.
         origin: What computed them, for errors.
 
@@ -193,8 +193,8 @@ def on_device(
     Args:
         home: The device.
         array: Row-major.
-        shape: Of the tensor.
-        dtype: Of the tensor.
+        shape: Shape of the tensor.
+        dtype: Dtype of the tensor.
         origin: What computed the array.
     """
     return keep(torch.empty(shape, dtype=dtype), DeviceValue(home, dtype, array, origin))

@@ -46,7 +46,7 @@ def load_or_compile(
 
     Args:
         backend: What compiles it.
-        options: Of the backend; `Options.cache` says whether to look and to keep.
+        options: Options of the backend; `Options.cache` says whether to look and to keep.
         mark: Of what is compiled.
         load: Makes it from what it was dumped to.
         make: Compiles it.
@@ -103,7 +103,7 @@ def whole_executable(report: GraphReport, kind: type[E], vendor: str, hint: str 
     """Returns the executable that runs all of a compiled graph.
 
     Args:
-        report: Of the graph.
+        report: Report of the graph.
         kind: What it has to be.
         vendor: The vendor's name, for messages.
         hint: What else to say if it is something else.

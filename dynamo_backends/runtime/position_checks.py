@@ -144,7 +144,7 @@ def repeating(compiled: Callable[..., Any], captured: fx.GraphModule) -> Callabl
     Operators that were decomposed raise other errors than those that the user called.
 
     Args:
-        compiled: Of a graph with checks.
+        compiled: The function compiled from a graph with checks.
         captured: What it was compiled from.
     """
 

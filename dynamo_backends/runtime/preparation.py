@@ -168,7 +168,7 @@ class Prologue:
         """Returns the weights of `rest`.
 
         Args:
-            weights: Of the graph.
+            weights: Weights of the graph.
         """
         made: Sequence[Tensor] = ()
         if self._run is not None:

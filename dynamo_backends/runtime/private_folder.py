@@ -35,8 +35,8 @@ class PrivateFolder:
     """A folder that is open. Files in it go by their names.
 
     Args:
-        path: Of the folder.
-        descriptor: Of the folder; None: files are looked up by their paths.
+        path: Path of the folder.
+        descriptor: Descriptor of the folder; None: files are looked up by their paths.
     """
 
     def __init__(self, path: Path, descriptor: int | None):
@@ -107,7 +107,7 @@ def open_private(path: Path, create: bool = False) -> Iterator[PrivateFolder]:
     """Opens a folder, if nobody else can write to it.
 
     Args:
-        path: Of the folder.
+        path: Path of the folder.
         create: Whether to make it, and folders that it is in, for this user alone.
 
     Raises:

@@ -338,7 +338,7 @@ def graph_name(report: GraphReport, backend: str = "") -> str:
     """Returns what a graph is called.
 
     Args:
-        report: Of the graph.
+        report: Report of the graph.
         backend: Who runs it, if that is another one than the report says.
     """
     name = f"{backend or report.backend} {report.kind} graph"

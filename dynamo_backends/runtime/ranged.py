@@ -91,7 +91,7 @@ class RangedOutput:
         """Memory for one result.
 
         Args:
-            shape: Of the output.
+            shape: Shape of the output.
             device: Where; None: in the memory of the CPU.
         """
         return torch.empty(self.export.dense_shape(shape), dtype=self.dtype, device=device)
@@ -127,7 +127,7 @@ class RangedLayout:
         """Memory for the results of a call, for programs that write to torch's.
 
         Args:
-            numbers: Of the call.
+            numbers: Numbers of the call.
             device: Where; None: in the memory of the CPU.
         """
         return [y.make(numbers[y.shape], device) for y in self.outputs]
@@ -136,8 +136,8 @@ class RangedLayout:
         """Raises `RuntimeError` if results have other shapes than torch says.
 
         Args:
-            results: Of a call.
-            numbers: Of the call.
+            results: Results of a call.
+            numbers: Numbers of the call.
             who: Made them, for the message.
         """
         for y, result in zip(self.outputs, results, strict=True):
@@ -151,7 +151,7 @@ class RangedLayout:
 
         Args:
             results: From the program.
-            numbers: Of the call.
+            numbers: Numbers of the call.
         """
         return [
             y.export(result, numbers[y.shape], numbers[y.strides])

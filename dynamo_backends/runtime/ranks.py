@@ -34,7 +34,7 @@ class Ranks(RankWatch):
     """The processes of the default process group.
 
     Args:
-        stores: Of torch.distributed; one for each use.
+        stores: Stores of torch.distributed; one for each use.
         rank: This process.
         size: How many there are.
         keeper: See `RankWatch`.

@@ -31,7 +31,7 @@ def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Returns a tensor with these strides and the same elements; a copy only if they matter.
 
     Args:
-        tensor: Of any shape.
+        tensor: Tensor of any shape.
         strides: One per dimension. A stride of 0 says that memory holds the dimension only once,
             so all elements along it must be equal.
     """

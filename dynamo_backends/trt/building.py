@@ -68,7 +68,7 @@ def profile(graph: Graph, names: Sequence[str | None], max_size: int) -> dict[st
 
     Args:
         graph: For the shapes of the first call; the engine is best for these.
-        names: Of the model's inputs, one per input of the graph.
+        names: Names of the model's inputs, one per input of the graph.
         max_size: As in `TensorRTOptions`.
     """
     found: dict[str, Range] = {}

@@ -216,8 +216,8 @@ class Engine:
             context: From `take_context`.
             stream: Its handle.
             tensors: All inputs and outputs, row-major.
-            shapes: Of the inputs whose shapes vary.
-            device: Of the tensors, where scratch memory is taken from torch.
+            shapes: Shapes of the inputs whose shapes vary.
+            device: Device of the tensors, where scratch memory is taken from torch.
 
         Returns:
             The scratch memory, which must live until torch's stream waits for this one.

@@ -51,7 +51,7 @@ def smallest_wrong_region(
     Args:
         graph: The block, functional.
         compile_part: Compiles a part; may raise.
-        inputs: Of the block.
+        inputs: Inputs of the block.
         reduced: Whether the user admits bfloat16.
 
     Returns:

@@ -160,7 +160,7 @@ def is_close(expected: Tensor, result: Tensor, tolerance: float = TOLERANCE) -> 
 
     Args:
         expected: Eager's result.
-        result: Of the same dtype and shape.
+        result: Result of the same dtype and shape.
         tolerance: Absolute and relative.
     """
     if expected.layout != torch.strided:

@@ -36,7 +36,7 @@ def refuse_mixed_dtypes(graph: fx.Graph) -> None:
     """Calls operators of a graph whose arguments have several dtypes, with zeros, in eager.
 
     Args:
-        graph: Of ATen operators, with fake values.
+        graph: Graph of ATen operators, with fake values.
 
     Raises:
         RuntimeError: Eager's error for the dtypes of a call.

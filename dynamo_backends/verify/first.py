@@ -200,7 +200,7 @@ class _Outputs:
 
     Attributes:
         module: The eager original.
-        inputs: Of the call.
+        inputs: Inputs of the call.
         promised: What outputs may have, besides what eager's have.
         reduced: Whether the user admits bfloat16.
         results: The compiled outputs.

@@ -60,7 +60,7 @@ class Noise:
     """Computes calls, each floating-point result with a relative error (see `replay.Call`).
 
     Args:
-        seed: Of the errors.
+        seed: Seed of the errors.
         reduced: Whether they are those of bfloat16.
     """
 

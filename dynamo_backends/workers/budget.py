@@ -104,7 +104,7 @@ def share(options: str, budget: Budget) -> None:
 
     Args:
         options: What tells sets of options apart.
-        budget: Of another process, of which this one uses a part.
+        budget: Budget of another process, of which this one uses a part.
     """
     _budgets[options, budget.total_s] = budget
 

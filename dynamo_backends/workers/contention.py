@@ -156,7 +156,7 @@ def is_harmless(preemptions: int, seconds: float) -> bool:
     """Returns whether a sample counts.
 
     Args:
-        preemptions: Of this process while it was taken.
+        preemptions: Preemptions of this process while it was taken.
         seconds: That it took.
     """
     return preemptions <= int(seconds / _HARMLESS_S)

@@ -34,7 +34,7 @@ class Progress:
         """A candidate is compiled and verified next; here nobody is told.
 
         Args:
-            name: Of the candidate; empty: all that are left are measured.
+            name: Name of the candidate; empty: all that are left are measured.
             number: Among the candidates, from 1.
             of: How many there are.
         """
@@ -46,7 +46,7 @@ class Progress:
         """A candidate is right and clearly faster than eager; others are still to be tried.
 
         Args:
-            name: Of the candidate.
+            name: Name of the candidate.
         """
 
 

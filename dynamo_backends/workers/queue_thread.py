@@ -27,7 +27,7 @@ class QueueThread(ABC, Generic[Item]):
     """Does what it is given, one after the other, in a thread that begins with the first of it.
 
     Attributes:
-        name: Of the thread.
+        name: Name of the thread.
         idle_s: Seconds without anything to do after which the helper is ended.
         last_s: Seconds that `stop` waits for what is under way.
         changed: Guards what is waiting, and is notified when that changes.

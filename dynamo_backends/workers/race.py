@@ -55,7 +55,7 @@ class Samples:
 
         Args:
             per_call: Seconds of one call.
-            seconds: Of the whole sample.
+            seconds: Seconds of the whole sample.
             preemptions: While it was taken.
         """
         self.times.append(per_call)
@@ -155,7 +155,7 @@ class Race:
         sets: How many sets of inputs to rotate.
         pauses: Whether to pause before each sample; without, calls follow each other.
         budget_s: No round begins later than this, but there are always enough of them.
-        seed: Of the order in the rounds.
+        seed: Seed of the order in the rounds.
         least: Each sample consists of a multiple of this many calls. With the number of sets, each
             takes every set as often as the others.
         system: Counts what others do.

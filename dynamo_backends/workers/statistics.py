@@ -68,7 +68,7 @@ def speedup(
         baseline: Times of the baseline, by round.
         times: Times of the candidate, by round.
         resamples: Number of bootstrap samples.
-        seed: Of the resampling.
+        seed: Seed of the resampling.
 
     Raises:
         ValueError: The two have different numbers of rounds.

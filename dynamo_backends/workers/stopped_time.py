@@ -57,7 +57,7 @@ def follow(arguments: list[str]) -> None:
     """Has `running_s` leave out the seconds in which this process is stopped.
 
     Args:
-        arguments: Of this process. Without an `argument` among them nobody stops it.
+        arguments: Arguments of this process. Without an `argument` among them nobody stops it.
     """
     global _own
     for each in arguments:

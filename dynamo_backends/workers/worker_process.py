@@ -77,7 +77,7 @@ class WorkerProcess:
             calls and the process take turns while it has a request (see `turns`).
         output: Where it prints: a file, to whose end that is written and of which `Lost` knows the
             last line, or the number of a descriptor.
-        variables: Of its environment, besides those of this process.
+        variables: Variables of its environment, besides those of this process.
         memory_bytes: It is ended when it has more, together with those that it started.
 
     Examples:
@@ -353,7 +353,7 @@ def give_way(pid: int, niceness: int) -> None:
     """Lowers the priority of a process that was just started; threads that it starts inherit it.
 
     Args:
-        pid: Of the process.
+        pid: Pid of the process.
         niceness: Added to this process's.
     """
     if not hasattr(os, "setpriority"):  # Windows

@@ -57,7 +57,7 @@ def join_cpu(address: str, rank: int, size: int, host: str, seconds: int) -> tup
     """Returns a PJRT client whose devices are a CPU of each process; collectives are gloo's.
 
     Args:
-        address: Of `serve_keys`.
+        address: Address of `serve_keys`.
         rank: This process.
         size: How many there are.
         host: The name or address under which the others reach this process.
@@ -315,7 +315,7 @@ def import_tensor(tensor: Tensor, device: Any) -> Any:
 
     Args:
         tensor: What to import; torch keeps its memory until the buffer is deleted.
-        device: Of a CPU client.
+        device: Device of a CPU client.
     """
     buffer = import_dlpack(to_dlpack(tensor), device, None)
     if not buffer.is_ready():
@@ -388,7 +388,7 @@ def split_caller(
     Args:
         executable: What to execute.
         outputs: Shape and dtype of each.
-        shardings: Of each.
+        shardings: Shardings of each.
     """
     handlers = [
         _result_handler(ShapedArray(x.shape, x.dtype), sharding)
@@ -435,8 +435,8 @@ def joined(part: np.ndarray, shape: Sequence[int], sharding: Any) -> Any:
 
     Args:
         part: This process's.
-        shape: Of the whole.
-        sharding: Of the whole.
+        shape: Shape of the whole.
+        sharding: Sharding of the whole.
     """
     (device,) = sharding.addressable_devices
     parts = [copied(device, np.asarray(part, order="C"))]

@@ -42,7 +42,7 @@ def compile_graph(
         device: Where it will run.
         options: For the lowering.
         reserve: As for `XlaExecutable`.
-        lowering: Of the graph, in the place of the plain one.
+        lowering: Lowering of the graph, instead of the plain one.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.

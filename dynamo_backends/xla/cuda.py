@@ -33,7 +33,7 @@ def export_buffers(buffers: Sequence[Any], index: int) -> list[Tensor]:
     """Buffers as tensors that share their memory, for torch's current stream.
 
     Args:
-        buffers: Of XLA's, perhaps still being computed.
+        buffers: Buffers of XLA's, perhaps still being computed.
         index: torch's name of the device.
     """
     stream = driver().current_stream(index).cuda_stream

@@ -30,7 +30,7 @@ def portable_program(graph: Graph, options: LoweringOptions) -> bytes:
 
     Args:
         graph: With static shapes; it is not changed.
-        options: Of the lowering; the platform need not be here.
+        options: Options of the lowering; the platform need not be here.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
@@ -61,7 +61,7 @@ def run_here(program: bytes, inputs: Sequence[Tensor]) -> list[Tensor]:
 
     Args:
         program: From `portable_program`.
-        inputs: Of it, in order.
+        inputs: Inputs of it, in order.
     """
     device = open_device("cpu")
     loaded = _jaxlib.compile_program(device.client, device.handle, program)

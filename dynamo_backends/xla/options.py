@@ -166,7 +166,7 @@ def lowering_options(platform_name: str, options: XlaOptions) -> Any:
 
     Args:
         platform_name: "cpu", "cuda" or "tpu"; it need not be here.
-        options: Of the backend.
+        options: Options of the backend.
     """
     from dynamo_backends.xla.lowering.context import LoweringOptions
 

@@ -102,7 +102,7 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
 
     Args:
         tensor: On the CPU.
-        importer: Of the program that will be given the memory.
+        importer: Importer of the program that will be given the memory.
         device: The CPU.
     """
     buffer = find_returned(tensor, importer.dense_shape)

@@ -126,7 +126,7 @@ class Instruction:
     """One call of a prologue that torch runs.
 
     Attributes:
-        name: Of the function.
+        name: Name of the function.
         reads: Registers of its operands.
         settings: Its other arguments.
         dead: Registers that nobody reads after it.

@@ -115,7 +115,7 @@ def write(home: ArrayHome, target: Tensor, export: Exporter, array: Any, origin:
     Args:
         home: The device.
         target: A handle.
-        export: Of the target's strides.
+        export: The exporter to the target's strides.
         array: The result.
         origin: What computed it, for errors.
     """
@@ -176,8 +176,8 @@ def _scatter(
     Args:
         home: The device.
         shapes: Of the storage and of the elements, and the order that puts these in the view's.
-        dtype: Of the elements.
-        geometry: Of the view.
+        dtype: Dtype of the elements.
+        geometry: Geometry of the view.
     """
     storage, elements, order = shapes
 

@@ -131,7 +131,7 @@ class SingleCalls:
         Args:
             key: The kind.
             numbers: Whether floating-point numbers are inputs.
-            leaves: Of the arguments.
+            leaves: Leaves of the arguments.
         """
         if key not in self._programs:
             made = None
@@ -162,7 +162,7 @@ class _Call:
 
     Args:
         func: The operator, functional.
-        leaves: Of its arguments.
+        leaves: Leaves of its arguments.
         spec: How they are put together.
         is_update: Its result is written over the first argument.
         numbers_are_inputs: Whether floating-point numbers are.
@@ -263,7 +263,7 @@ class _Program:
     Args:
         device: Where it runs.
         call: What it computes.
-        name: Of the operator, for errors.
+        name: Name of the operator, for errors.
     """
 
     def __init__(self, device: Device, call: _Call, name: str):

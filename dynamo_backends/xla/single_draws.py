@@ -22,7 +22,7 @@ class _Kind:
 
     Attributes:
         method: That draws from the same distribution.
-        arguments: Of the method, from those of the operator.
+        arguments: Arguments of the method, from those of the operator.
         writes: It writes over its first argument.
     """
 

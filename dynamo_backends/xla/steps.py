@@ -82,8 +82,8 @@ def trace_step(
     """Returns a step's lowering as a jaxpr.
 
     Args:
-        graph: Of the kind "step".
-        options: Of the lowering.
+        graph: Graph of the kind "step".
+        options: Options of the lowering.
         is_flat: What is updated has one dimension (see `in_one_dimension`).
         axes: Names and sizes of what collectives go over.
 

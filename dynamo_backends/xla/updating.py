@@ -196,7 +196,7 @@ class _Updated:
     Attributes:
         place: Its position among the activations.
         slot: Its position among the activations that the program reads; None: it does not.
-        importer: Of it.
+        importer: Importer of it.
     """
 
     place: int

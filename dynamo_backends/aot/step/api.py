@@ -56,7 +56,7 @@ def compile_step(
             means a mesh of all processes (docs/scaling.md).
         optimizer: Every optimizer that it steps.
         backend: "openxla", "inductor", "aot_eager", or another backend of this package.
-        options: Of the backend.
+        options: Options of the backend.
         accumulate: In how many parts the batch is taken; gradients are averaged over them.
         fallback: What to do where a call cannot be compiled: raise `StepCaptureError` ("error"), or
             run the rest of the call in eager, with a warning that has the reason ("split").

@@ -57,14 +57,14 @@ class _Observation:
     """The record, inputs and result of a call whose Python ran.
 
     Attributes:
-        trie: Of its record.
+        trie: Trie of its record.
         node: Where the record ended.
         result: What it returned.
         inputs: Where the inputs of the record came from, by their numbers.
         copies: Contents of tensors from elsewhere as they were, of small ones.
         with_gradient: Ids of the tensors among the arguments, and from elsewhere, with gradients.
-        numbers: Of the optimizers.
-        line: Of a result that Python keeps besides what is returned; empty: there is none.
+        numbers: Numbers of the optimizers.
+        line: The line of a result that Python keeps and does not return; empty: there is none.
         program: What has run.
         values: The numbers in Python that are inputs of the program, by their places in the trie.
     """
@@ -114,7 +114,7 @@ class _Observation:
         """Finds the sources of tensors that are no results of calls, by their numbers.
 
         Args:
-            before: Of a call that has done the same.
+            before: The state before a call that has done the same.
             state: What lives on.
         """
         sources = {}

@@ -167,11 +167,11 @@ class FrozenCall:
 
     Args:
         program: What computes it.
-        trie: Of the record.
+        trie: Trie of the record.
         sources: Where the tensors that are no results of calls come from, by their numbers.
         numbers: Those in Python that are inputs of the program.
         result: What the call returns.
-        settings: Of the optimizers of the step.
+        settings: Settings of the optimizers of the step.
         free: Which numbers of these are inputs; others are as they are now.
         arguments: The tensors among the arguments, as they were before the program ran.
         with_gradient: Ids of those, and of other tensors, that had a gradient.

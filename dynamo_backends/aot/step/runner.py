@@ -172,8 +172,8 @@ def view_of(trie: Trie, number: int, tensors: Mapping[int, Tensor], others: Any)
     """Returns the contents of a result: where it is a view of a tensor that lives on, a view again.
 
     Args:
-        trie: Of the record.
-        number: Of the result.
+        trie: Trie of the record.
+        number: Number of the result.
         tensors: What was computed.
         others: The other tensors of the call, by their numbers.
     """

@@ -51,13 +51,13 @@ class Snapshot:
     """One compiled step as it is now.
 
     Attributes:
-        definition: Of the step.
+        definition: Definition of the step.
         backend: What has compiled it.
-        options: Of the backend, as they were given.
+        options: Options of the backend, as they were given.
         graph: What was compiled. Its inputs are the numbers, then `tensors`, gradients that it does
             not read, the tensors of the batch, `constants` and what `draws` draws.
         program: Compiled from it.
-        recording: Of its calls.
+        recording: Recording of its calls.
         results: One per leaf of what the function returned.
         spec: How these are put together.
         slots: What lives from step to step.
@@ -329,8 +329,8 @@ def snapshot_of(
 
     Args:
         call: The last one.
-        programs: Of the step.
-        options: Of the backend.
+        programs: Programs of the step.
+        options: Options of the backend.
         refusals: Lines from which on the step runs in eager, with the reasons.
 
     Raises:

@@ -51,7 +51,7 @@ class Step(SegmentRunner):
     Args:
         definition: What to compile.
         backend: The name of what compiles it.
-        options: Of the backend.
+        options: Options of the backend.
         fallback: "error" or "split": what becomes of parts that cannot be compiled.
 
     Attributes:
@@ -168,7 +168,7 @@ class Step(SegmentRunner):
         function.
 
         Args:
-            path: Of the file; it is replaced if it exists.
+            path: Path of the file; it is replaced if it exists.
 
         Raises:
             SaveError: No step was taken yet, or it does what a file cannot hold.

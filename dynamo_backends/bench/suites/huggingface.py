@@ -29,7 +29,7 @@ class Listed:
         batch: Sequences per call.
         length: Tokens of a sequence.
         architecture: transformers' class; empty: the name.
-        settings: Of its configuration, where they are not the defaults.
+        settings: Settings of its configuration, where they are not the defaults.
         decoder: It is given its input as the decoder's, too.
         zeros: Its tokens are all 0: others need more positions than it has.
     """

@@ -23,7 +23,7 @@ class Stream:
     """A model and what it is asked.
 
     Attributes:
-        name: Of the stream.
+        name: Name of the stream.
         summary: In a few words.
         model: Reproducible, in eval mode.
         serve: Given the model and a way of compiling a function: answers a request.

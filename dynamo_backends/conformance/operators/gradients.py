@@ -43,7 +43,7 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
 
     Args:
         op: From `op_db`.
-        dtype: Of the inputs.
+        dtype: Dtype of the inputs.
         backend: Name of the backend.
         limit: Largest number of samples, spread over all of them.
     """

@@ -35,7 +35,7 @@ def run(
 
     Args:
         op: From `op_db`.
-        dtype: Of the inputs.
+        dtype: Dtype of the inputs.
         backend: Name of the backend.
         limit: Largest number of samples, spread over all of them.
         extremes: Each with extreme values in its tensors.

@@ -26,7 +26,7 @@ class Input(NamedTuple):
     """An input of a random graph.
 
     Attributes:
-        name: Of the parameter.
+        name: Name of the parameter.
         shape: Its shape.
         dtype: Its dtype.
         least: The least position, where it has positions.

@@ -243,7 +243,7 @@ def smallest_crash(outcome: Outcome, backend: str, limit_s: float) -> Outcome:
     """Adds the smallest case that ends a process, or does not end, to an outcome; returns it.
 
     Args:
-        outcome: Of a graph that did.
+        outcome: Outcome of a graph that ended a process.
         backend: See `bench.backends.require`.
         limit_s: Seconds that a case may take; in four times as many a smaller one is looked for.
     """

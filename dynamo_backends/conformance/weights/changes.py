@@ -100,7 +100,7 @@ def follows(compiled: Function, module: nn.Module, x: Tensor, changes: Sequence[
     Args:
         compiled: The module, compiled.
         module: Made by `net`.
-        x: Of the shape `INPUT`.
+        x: X of the shape `INPUT`.
         changes: Keys of `CHANGES`.
 
     Raises:

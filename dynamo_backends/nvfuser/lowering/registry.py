@@ -199,7 +199,7 @@ def computation_dtype(row: Row, operands: Sequence[Any]) -> torch.dtype:
     """Returns the type in which torch computes a function of elements.
 
     Args:
-        row: Of the function, with a promotion rule.
+        row: The row of the function, with a promotion rule.
         operands: Fake tensors and numbers.
     """
     assert row.promotion is not None

@@ -52,15 +52,15 @@ class Described:
     """A step without its weights and executables.
 
     Attributes:
-        name: Of the function.
+        name: Name of the function.
         calls: How it is called, for people.
-        inputs: Of the graph.
+        inputs: Inputs of the graph.
         values: What its inputs are like, then its outputs.
         graph: See `portable.to_dict`.
         slots: What lives from step to step, by names for people.
         gradients: How many inputs after these stand for gradients, which it does not read.
         constants: How many tensors the graph owns.
-        numbers: Of the optimizers, as they were.
+        numbers: Numbers of the optimizers, as they were.
         number_names: What they are called.
         batch: Template of `(args, kwargs)`.
         results: Template of what a call returns.

@@ -52,7 +52,7 @@ def load_step(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedSt
         >>> model.load_state_dict(loaded.state_dict()["model"])
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         strict: Refuse instead of compiling or running call by call.
 
     Returns:

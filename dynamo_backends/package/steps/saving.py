@@ -32,7 +32,7 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
     """Writes a step.
 
     Args:
-        path: Of the file; it is replaced if it exists.
+        path: Path of the file; it is replaced if it exists.
         step: From `Step.snapshot`.
 
     Raises:

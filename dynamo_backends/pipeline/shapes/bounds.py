@@ -101,7 +101,7 @@ class Demand:
     """The sizes of calls, and which bounds would spare them the most padding.
 
     Args:
-        rounding: Of the graph.
+        rounding: Rounding of the graph.
         allowed: Ratio of computed to real positions that is narrow enough.
     """
 

@@ -54,7 +54,7 @@ class Padded:
     """A program, and up to which sizes it serves graphs of one fingerprint.
 
     Attributes:
-        seconds: Of its shortest call.
+        seconds: Seconds of its shortest call.
         used: When it was last found, in calls of `find`.
     """
 
@@ -155,7 +155,7 @@ class PaddedPrograms:
             that was used least recently leaves.
         build: Makes a program of a graph that was specialised at bounds; None: its parts do not
             serve smaller sizes.
-        report: Of the graph; told why no program can be padded.
+        report: Report of the graph; told why no program can be padded.
 
     Attributes:
         reason: Why no program of this graph can be padded; empty if one can, as far as is known.

@@ -34,7 +34,7 @@ class Proof:
     """Sizes for which the passes make the same graph.
 
     Args:
-        symbols: Of the captured graph.
+        symbols: Symbols of the captured graph.
         graph: After all passes, for the first sizes.
     """
 
@@ -168,7 +168,7 @@ def with_distinct_sizes(
     The caches of two layers are as long as each other in every call, and yet two sizes.
 
     Args:
-        symbols: Of the captured graph.
+        symbols: Symbols of the captured graph.
         graph: Specialised from it, for sizes of a call.
         still: Symbols that have other values than in the call.
 

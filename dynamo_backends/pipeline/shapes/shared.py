@@ -47,7 +47,7 @@ class Capture:
     Attributes:
         function: Dynamo's name of the function; None: Dynamo did not capture it.
         backend: Name of the backend.
-        options: Of the backend.
+        options: Options of the backend.
         graph: In normal form.
         constants: Values of its last placeholders.
         mark: Fingerprint of a graph for one set of sizes after all passes; empty: it has symbols.
@@ -110,7 +110,7 @@ class Owner(Protocol):
     """Owns the programs of a graph.
 
     Attributes:
-        report: Of the graph.
+        report: Report of the graph.
         ranged: Those that serve ranges.
     """
 
@@ -136,7 +136,7 @@ class Owner(Protocol):
 
         Args:
             program: The program.
-            report: Of the graph that it was compiled for.
+            report: Report of the graph that it was compiled for.
             by: How it serves sizes.
             shapes: Of what it serves (see `describe_shapes`).
             start: When it was first looked for, by `time.perf_counter()`.
@@ -194,7 +194,7 @@ class SharedPrograms:
     """Programs that the graph of one capture of a function shares with those of others.
 
     Args:
-        owner: Of the programs of this graph; what is noted of it is forgotten with it.
+        owner: Owner of the programs of this graph; what is noted of it is forgotten with it.
         capture: This graph.
         is_ranged: Whether programs of it serve ranges.
         depends_on_ranges: See `Backend.depends_on_ranges`.

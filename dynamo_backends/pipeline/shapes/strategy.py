@@ -72,8 +72,8 @@ class ExactPrograms:
     """The programs by sets of sizes; one that serves several sets is listed for each.
 
     Args:
-        options: Of the backend; `max_executables` of the sets are kept.
-        report: Of the graph; told when further sets run in eager.
+        options: Options of the backend; `max_executables` of the sets are kept.
+        report: Report of the graph; told when further sets run in eager.
     """
 
     def __init__(self, options: Options, report: GraphReport):

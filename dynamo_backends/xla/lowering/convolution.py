@@ -61,7 +61,7 @@ class _Programs:
     """`convolution_programs` for one call, on each device's part of the batch where there are any.
 
     Attributes:
-        settings: Of the convolution.
+        settings: Settings of the convolution.
         grid: Devices that share the batch; None: the program is not split by hand.
     """
 

@@ -18,12 +18,12 @@ class Settings(TypedDict):
     """The settings of a convolution besides its operands, also for its gradients.
 
     Attributes:
-        stride: Of a spatial dimension each.
+        stride: Stride of a spatial dimension each.
         padding: Zeros at both ends; of a transposed convolution, what is removed there.
         dilation: Distance between taps.
         groups: Channel groups convolved independently.
         platform: The XLA platform that it will run on; by default "cpu".
-        precision: Of XLA's dots and convolutions.
+        precision: Precision of XLA's dots and convolutions.
     """
 
     stride: Sequence[int]

@@ -45,7 +45,7 @@ class GraphLowering:
 
     Args:
         graph: The graph.
-        options: Of all its calls.
+        options: Options of all its calls.
     """
 
     def __init__(self, graph: fx.Graph, options: LoweringOptions):

@@ -35,7 +35,7 @@ class Splits:
 
     Args:
         device: All devices of the mesh.
-        graph: Of the step.
+        graph: Graph of the step.
         layout: Where its inputs and outputs are.
 
     Attributes:
@@ -73,7 +73,7 @@ def splitting(
     Where all devices share the first dimension of the batch, they are named.
 
     Args:
-        options: Of the lowering for one device.
+        options: Options of the lowering for one device.
         device: All devices of the mesh.
         graph: What is lowered.
         layout: Where its inputs are.

@@ -70,7 +70,7 @@ class MeshDevice(Device):
         """Returns how an array is split.
 
         Args:
-            placement: Of the tensor.
+            placement: Placement of the tensor.
             order: The tensor's dimensions as the array has them.
             expanded: Those of which the array has one element, which cannot be split.
         """

@@ -111,7 +111,7 @@ class MeshExecutable(Executable):
         graph: What was compiled.
         executable: Compiled from it.
         splits: The shardings of its inputs and outputs.
-        key: Of the program, the same on all ranks and for no other.
+        key: Key of the program, the same on all ranks and for no other.
     """
 
     serves_range = True  # of a graph of which nothing varies

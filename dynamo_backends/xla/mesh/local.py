@@ -115,7 +115,7 @@ class LocalExecutable(Executable):
         device: The devices of all processes.
         graph: What was compiled.
         executable: Compiled from it.
-        key: Of the program, the same on all ranks and for no other.
+        key: Key of the program, the same on all ranks and for no other.
     """
 
     serves_range = True  # of a graph of which nothing varies

@@ -24,7 +24,7 @@ class Spread:
         mesh: The mesh.
         placements: Of weights, by patterns of their names, the first that matches; all others are
             on each device.
-        batch: Of all other inputs, where it fits.
+        batch: The default for all other inputs, where it fits.
     """
 
     mesh: Mesh
@@ -36,7 +36,7 @@ class Spread:
 
         Args:
             graph: For inference.
-            names: Of its inputs.
+            names: Names of its inputs.
 
         Raises:
             OptionError: A placement does not fit its weight, or the graph is none for inference.

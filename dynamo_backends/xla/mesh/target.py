@@ -38,7 +38,7 @@ class XlaMesh:
 
     Args:
         device: All devices of the mesh.
-        options: Of the lowering.
+        options: Options of the lowering.
     """
 
     def __init__(self, device: MeshDevice, options: LoweringOptions):
@@ -137,7 +137,7 @@ class MeshStep(ResidentStep):
         layout: Where its inputs and outputs are.
         splits: The shardings that say so.
         target: Moves tensors to the mesh.
-        key: Of the program, the same on all ranks and for no other.
+        key: Key of the program, the same on all ranks and for no other.
     """
 
     def __init__(

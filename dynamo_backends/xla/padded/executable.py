@@ -54,8 +54,8 @@ class Outline:
 
         Args:
             tensor: The output with its padding.
-            numbers: Of the call.
-            shape: Of the valid part.
+            numbers: Numbers of the call.
+            shape: Shape of the valid part.
         """
         grid = tensor.reshape(self.grid) if self.merged else tensor
         for d, place in enumerate(self.places):
@@ -71,7 +71,7 @@ class _Padder:
     what lies beside it is padding as good as any. Else it is copied.
 
     Args:
-        importer: Of the input at the bounds.
+        importer: Importer of the input at the bounds.
         reads_beside: Whether the program may read what lies beside an input.
     """
 
@@ -117,7 +117,7 @@ class PaddedExecutable(Executable):
         inner: The program; its last input has the real sizes.
         graph: Specialised at the bounds.
         numbers: The sizes that it needs of each call.
-        outlines: Of its outputs.
+        outlines: Outlines of its outputs.
     """
 
     serves_range = True

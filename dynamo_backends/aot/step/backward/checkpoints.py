@@ -180,7 +180,7 @@ def end_recomputation(number: int, depth: int) -> None:
 
     Args:
         number: The place of the region.
-        depth: Of the pass that needs it; negative: one of autograd's own engine.
+        depth: Depth of the pass that needs it; negative: one of autograd's own engine.
     """
     tape = current_tape()
     region = tape.regions[number]
@@ -220,7 +220,7 @@ class CheckpointPlace:
     Args:
         passes: The places of user code of the segment.
         number: The place.
-        function: Of the region.
+        function: Function of the region.
         args: Its arguments.
         kwargs: Its keyword arguments.
         saved: The tensors among the arguments, if the region is within another.

@@ -80,7 +80,7 @@ class BackwardPass:
 
     Args:
         roots: Where it begins.
-        gradients: Of the roots.
+        gradients: Gradients of the roots.
         places: Where user code has its turn.
         retain_graph: Whether another pass may follow.
         create_graph: Whether gradients have a history.

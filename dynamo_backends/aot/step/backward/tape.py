@@ -46,7 +46,7 @@ class Tape:
         nodes: Autograd nodes that user code has looked at.
         regions: Checkpointed regions, by the numbers of their places.
         passes: Open backward passes, each within the one before.
-        states: Of torch's generator, as reentrant checkpoints keep them.
+        states: States of torch's generator, as reentrant checkpoints keep them.
         running: The pass that runs nodes now.
         answers: Called with the number of a place and its gradients, where autograd's own engine
             reaches user code: a step that goes on in eager. None: it does not.
@@ -219,7 +219,7 @@ def attach(
     """Attaches the node of a function of the user's to what it has computed.
 
     Args:
-        name: Of the function.
+        name: Name of the function.
         outputs: Its differentiable results.
         inputs: The tensors among its arguments.
         written: Which of these it has written to, and returns.
@@ -287,7 +287,7 @@ def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number:
     Args:
         roots: Where it begins.
         ends: What gradients are asked for; None: those of all leaves.
-        number: Of the node; negative: its place is -1 - number.
+        number: Number of the node; negative: its place is -1 - number.
     """
     tape = current_tape()
     node = tape.nodes[number] if number >= 0 else tape.places[-1 - number][0]
@@ -316,7 +316,7 @@ def begin(
     Args:
         depth: How many passes it is part of.
         roots: Where it begins.
-        gradients: Of the roots; None where it is one.
+        gradients: Gradients of the roots; None where it is one.
         leaves: Those with hooks.
         captures: What gradients are asked for; None: those of leaves are accumulated.
         targets: The leaves that accumulate; None: all.
@@ -348,7 +348,7 @@ class GraphNode:
 
     Args:
         passes: The places of user code of its segment.
-        number: Of the node, among those that user code has looked at.
+        number: Number of the node, among those that user code has looked at.
         name: As `name` returns it.
     """
 

@@ -120,7 +120,7 @@ def fitted(
 
     Args:
         placement: As given.
-        shape: Of the tensor.
+        shape: Shape of the tensor.
         mesh: The mesh.
         what: The tensor, for errors.
         advice: What to do if it cannot be split evenly.
@@ -152,8 +152,8 @@ class Parallel:
         mesh: The mesh.
         kind: "ddp": each device has all parameters that `placements` does not name; "fsdp": each
             has its part of them.
-        placements: Of parameters, by patterns of their names, the first that matches.
-        batch: Of the tensors of a batch.
+        placements: Placements of parameters, by patterns of their names, the first that matches.
+        batch: The placements of the tensors of a batch.
     """
 
     mesh: Mesh

@@ -77,7 +77,7 @@ def step_backend(
 
     Args:
         name: One of torch's own that have a row in `TORCHS`, or one of `get_backend`.
-        options: Of a backend of this package.
+        options: Options of a backend of this package.
         home: The device that torch does not know on which tensors of the step live already.
         mesh: Over which steps are spread.
 
@@ -205,9 +205,9 @@ def program_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph
 
     Args:
         backend: What compiles it.
-        options: Of the backend.
-        plan: Of the graph; it leaves no call to eager.
-        graph: Of the kind "step"; not changed.
+        options: Options of the backend.
+        plan: Plan of the graph; it leaves no call to eager.
+        graph: Graph of the kind "step"; not changed.
 
     Raises:
         DynamoBackendsError: The backend cannot compile it.

@@ -49,7 +49,7 @@ class Gradients:
 
     Args:
         leaves: The tensors that may have one when the step begins, by their positions.
-        positions: Of the tensors that may have one when it ends.
+        positions: Positions of the tensors that may have one when it ends.
 
     Attributes:
         entering: The gradients that are there when the step begins.
@@ -90,7 +90,7 @@ def record(
 
     Args:
         calls: To be traced.
-        definition: Of the step.
+        definition: Definition of the step.
         inventory: What lives on.
         batch: The tensors that the calls are given besides.
         numbers_on: The device of the tensor of all numbers.

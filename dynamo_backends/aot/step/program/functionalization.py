@@ -162,7 +162,7 @@ class Functionalization:
 
     Args:
         module: A straight line of ATen calls, with the metadata of all values; not changed.
-        mode: Of its fake tensors.
+        mode: The mode of its fake tensors.
         decompositions: Rules by operator, for the calls of the functional graph.
 
     Raises:

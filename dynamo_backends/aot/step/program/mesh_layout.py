@@ -33,10 +33,10 @@ def layout_of(
 
     Args:
         parallel: What the user asked for.
-        graph: Of the step; its inputs are as `Variant` gives them.
+        graph: Graph of the step; its inputs are as `Variant` gives them.
         definition: What was captured.
         inventory: What lives on.
-        recording: Of the step.
+        recording: Recording of the step.
         batch: The tensors that it is given.
         replicated: Positions of those that every device has whole.
 

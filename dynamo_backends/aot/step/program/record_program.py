@@ -142,8 +142,8 @@ class OwnerOfPrograms(Protocol):
     """The objects that all programs of a step share.
 
     Attributes:
-        definition: Of the step.
-        settings: Of its optimizers, by their ids.
+        definition: Definition of the step.
+        settings: Settings of its optimizers, by their ids.
         launches: How many executables its programs have launched.
     """
 
@@ -168,16 +168,16 @@ class RecordProgram:
 
     Attributes:
         outputs: The numbers of the tensors that are returned.
-        trie: Of the record.
+        trie: Trie of the record.
         calls: As a function without branches.
-        recording: Of the calls.
+        recording: Recording of the calls.
         slots: What lives from step to step.
         graph: What was compiled.
         compiled: Compiled from it.
         constants: Tensors that the graph owns.
         draws: Draws its random numbers.
         guards: When it may be used.
-        report: Of the graph.
+        report: Report of the graph.
         checks: What is checked of each step.
         last_used: The highest is that of the last step.
 
@@ -322,7 +322,7 @@ class RecordProgram:
 
         Args:
             tensors: What lives on.
-            numbers: Of the optimizers, then those of the record.
+            numbers: Numbers of the optimizers, then those of the record.
             given: One tensor for each number of `calls.all_inputs`.
         """
         if self.guards.why_not(tensors, numbers) is not None:
@@ -372,7 +372,7 @@ class RecordProgram:
 
         Args:
             tensors: What lives on.
-            numbers: Of the optimizers, then those of the record.
+            numbers: Numbers of the optimizers, then those of the record.
             batch: One tensor for each number of `calls.inputs`.
         """
         with profiled_as(self._name):

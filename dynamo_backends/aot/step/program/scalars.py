@@ -76,7 +76,7 @@ class Term:
         args: Its arguments, terms among them.
         kwargs: Likewise.
         index: Which value it is, if it is one.
-        dtype: Of the value, if it is one.
+        dtype: Dtype of the value, if it is one.
         lives: Whether the value is read out of a tensor that lives on.
     """
 

@@ -126,9 +126,9 @@ class StepPrograms:
     """The records of a step, and what was compiled of them.
 
     Args:
-        definition: Of the step.
+        definition: Definition of the step.
         state: What lives on.
-        settings: Of the optimizers, by their ids.
+        settings: Settings of the optimizers, by their ids.
         raises: Whether what cannot be compiled raises; else it runs in eager.
 
     Attributes:

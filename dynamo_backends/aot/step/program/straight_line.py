@@ -25,7 +25,7 @@ class StraightLine:
     It is what `capture.record` traces.
 
     Args:
-        trie: Of the record.
+        trie: Trie of the record.
         path: The calls.
         outputs: The numbers of the tensors that are returned.
         tensors: What lives on.

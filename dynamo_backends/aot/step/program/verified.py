@@ -37,7 +37,7 @@ class VerifiedStep(StepProgram):
     Args:
         program: Compiled.
         graph: What it was compiled of; not changed.
-        report: Of the graph.
+        report: Report of the graph.
         settle: Gets the program that is to take the steps from now on.
         always: Every step is compared.
         strict: What is wrong raises.

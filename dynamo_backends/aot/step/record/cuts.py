@@ -25,7 +25,7 @@ class Segments:
         recorder: Executes new calls.
         nested: The backward passes with user code in them.
         abstract: Records new calls without executing them, if that is wanted.
-        arguments: Of the step, if it is spread over a mesh.
+        arguments: Arguments of the step, if it is spread over a mesh.
 
     Attributes:
         segment: The calls since the last cut.

@@ -128,7 +128,7 @@ def takes_tensor(func: Any, place: tuple[int, ...]) -> bool:
 
     Args:
         func: Any function.
-        place: Of the number, in positional and keyword arguments.
+        place: Place of the number in positional and keyword arguments.
     """
     schema = getattr(func, "_schema", None)
     if schema is None or place[0] != 0 or len(place) != 2:

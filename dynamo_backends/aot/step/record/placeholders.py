@@ -15,10 +15,10 @@ class TensorSpec:
     """The metadata of a tensor.
 
     Attributes:
-        size: Of each dimension.
+        size: Size of each dimension.
         stride: Likewise; empty for layouts without strides.
-        offset: Of the first element in the storage.
-        dtype: Of the elements.
+        offset: Offset of the first element in the storage.
+        dtype: Dtype of the elements.
         device: Where it is.
         layout: Strided, or a sparse one.
         requires_grad: As at the time.

@@ -33,9 +33,9 @@ class Segment:
         node: The place in the trie.
         gradients: Which tensor is the gradient of which, as far as the calls say so.
         flags: Those of results that a call has changed.
-        numbers: Of optimizers that have taken their step, by their ids.
+        numbers: Numbers of optimizers that have taken their step, by their ids.
         parts: This process's parts of `Trie.batch`, by their numbers.
-        arguments: Of the step, if it is spread over a mesh.
+        arguments: Arguments of the step, if it is spread over a mesh.
         wrapped: What functorch refers to instead of placeholders that are ordinary tensors by now.
     """
 

@@ -41,9 +41,9 @@ class Session(Segments, TorchFunctionMode):
         trie: The records of the step.
         lives: Ids of the tensors that live from step to step.
         runner: Runs what was recorded: a `SegmentRunner`.
-        settings: Of the optimizers, by their ids.
+        settings: Settings of the optimizers, by their ids.
         is_abstract: New calls are recorded without being executed (see `abstract`).
-        arguments: Of the step, if it is spread over a mesh.
+        arguments: Arguments of the step, if it is spread over a mesh.
 
     Attributes:
         transforms: Those of `torch.func` that are open.

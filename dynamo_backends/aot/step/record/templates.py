@@ -43,7 +43,7 @@ class Items:
 
     Attributes:
         kind: Its class.
-        keys: Of a dict.
+        keys: Keys of a dict.
         items: Templates of its items; for a slice start, stop and step.
     """
 
@@ -140,8 +140,8 @@ def differing_numbers(
     """Returns where a value differs from a template, if it does in numbers only.
 
     Args:
-        template: Of a call.
-        value: Of another call.
+        template: Template of a call.
+        value: The value in another call.
         is_same: Compares a tensor with a number of the trie.
 
     Returns:

@@ -123,7 +123,7 @@ class Node:
         known: The tensors met on the way.
         history: Those of them through which a backward pass may still go.
         children: The calls that followed.
-        programs: Of the way to here.
+        programs: Programs on the path to here.
         then: After a cut: where the step goes on.
         stops: Whether a checkpoint's recomputation ends with the call.
         comparison: With the call (see `comparisons`).

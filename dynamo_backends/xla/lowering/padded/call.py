@@ -32,7 +32,7 @@ class Operand:
     Attributes:
         extents: Which of its positions are valid.
         read: Its array in torch's order of dimensions.
-        validity: Of the graph.
+        validity: Validity of the graph.
     """
 
     extents: Extents
@@ -112,7 +112,7 @@ class PaddedCall:
         node: The call.
         operand: Its tensor arguments.
         lower: Runs its lowering, with arrays in the place of some arguments, or of some tensors.
-        validity: Of the graph.
+        validity: Validity of the graph.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class PaddedCall:
         """Dimensions of a tensor that an argument names; all of them by None and an empty list.
 
         Args:
-            name: Of the tensor.
-            dims: Of the argument; None: all dimensions.
+            name: Name of the tensor.
+            dims: Dims of the argument; None: all dimensions.
         """
         ndim = self[name].ndim
         given = None if dims is None else self.value(dims)

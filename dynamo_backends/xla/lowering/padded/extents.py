@@ -120,7 +120,7 @@ def reshaped(extents: Extents, sizes: Sequence[int]) -> Extents | None:
 
     Args:
         extents: Of what is viewed.
-        sizes: Of the view.
+        sizes: Sizes of the view.
 
     Returns:
         None: its dimensions are not made of those of `extents`.

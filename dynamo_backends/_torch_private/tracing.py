@@ -10,6 +10,7 @@
 | `torch.fx.experimental.proxy_tensor`: `make_fx`, `get_proxy_mode`, `get_proxy_slot` | 2.11+ |
 | `torch._functorch.aot_autograd.aot_export_module`, its signature's mutations | 2.11+ |
 | `torch._dispatch.python.enable_python_dispatcher` | 2.11+ |
+| `torch._decomp.decompositions.one_layer_lstm` | 2.11+ |
 | `torch.compiler._is_compiling_flag` | 2.11+ |
 | `torch.fx._lazy_graph_module._use_lazy_graph_module` | 2.11+ |
 | `torch._dynamo.utils._metrics_context_tls`, a metrics context's `_start_time_ns` | 2.11+ |
@@ -31,6 +32,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch._decomp import decompositions as torch_decompositions
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -188,8 +190,20 @@ def tracing_a_step(mode: FakeTensorMode) -> Iterator[None]:
     """Inside: calls run on fake tensors, and `torch.compiler.is_compiling()`."""
     from torch._dispatch.python import enable_python_dispatcher
 
-    with compiling(True), mode, enable_python_dispatcher(), keep_unused_draws():
+    with (
+        compiling(True), mode, enable_python_dispatcher(), keep_unused_draws(),
+        mock.patch.object(torch_decompositions, "one_layer_lstm", _one_layer_lstm),
+    ):  # fmt: skip
         yield
+
+
+_decomposed_lstm = torch_decompositions.one_layer_lstm
+
+
+def _one_layer_lstm(input: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
+    """As torch's, whose last states have a dimension too many in torch 2.11."""
+    output, states = _decomposed_lstm(input, hidden, *args, **kwargs)
+    return output, tuple(x.view_as(h) for x, h in zip(states, hidden, strict=True))
 
 
 def functionalized(

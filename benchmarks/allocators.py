@@ -3,13 +3,12 @@
     python benchmarks/allocators.py
     python benchmarks/allocators.py --models resnet50 --rounds 5 --jemalloc /opt/libjemalloc.so.2
 
-Each way has a process of its own, and these take turns: `reserve` (this package's default), `none`,
-`mallopt` (glibc keeps all that is freed), and a jemalloc that is preloaded and keeps it, too. "CPU
-s" are the user and system time of a step, which other processes disturb less than its time.
+Each way has a process of its own, and these take turns: `kept` (this package's default: glibc keeps
+what is freed), `none`, and a jemalloc that is preloaded and keeps it, too. "CPU s" are the user and
+system time of a step, which other processes disturb less than its time.
 """
 
 import argparse
-import ctypes
 import resource
 import statistics
 import time
@@ -24,8 +23,7 @@ from rich.table import Table
 import harness
 import training
 
-WAYS = ("reserve", "none", "mallopt", "jemalloc")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+WAYS = ("kept", "none", "jemalloc")
 WARMUP = 4
 
 
@@ -51,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(rows: Any) -> Table:
     """Medians by model and way."""
     found = Table(title="training steps on openxla, by what keeps their memory")
-    for column in ("model", "way", "ms", "/ reserve", "CPU s", "/ reserve", "faults", "peak MiB"):
+    for column in ("model", "way", "ms", "/ kept", "CPU s", "/ kept", "faults", "peak MiB"):
         found.add_column(column, justify="left" if column in ("model", "way") else "right")
     for name, ways in rows.items():
         medians = {
             way: {key: statistics.median(x[key] for x in runs) for key in runs[0]}
             for way, runs in ways.items()
         }
-        first = medians["reserve"]
+        first = medians["kept"]
         for way, x in medians.items():
             found.add_row(
                 name, way, f"{1e3 * x['seconds']:.1f}", f"{x['seconds'] / first['seconds']:.2f}",
@@ -77,7 +75,7 @@ def in_a_process(settings: argparse.Namespace, name: str, way: str) -> dict[str,
     """Trains in a fresh process."""
     command = [__file__, "--child", way, "--models", name, "--steps", str(settings.steps)]
     command += ["--batch", str(settings.batch), "--scale", settings.scale]
-    variables = {} if way == "reserve" else {"DYNAMO_BACKENDS_RESERVE": "0"}
+    variables = {} if way == "kept" else {"DYNAMO_BACKENDS_RESERVE": "0"}
     if way == "jemalloc":
         variables |= {"LD_PRELOAD": settings.jemalloc}
         variables |= {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"}
@@ -86,10 +84,6 @@ def in_a_process(settings: argparse.Namespace, name: str, way: str) -> dict[str,
 
 def child(settings: argparse.Namespace) -> int:
     """Trains, and hands back what a step took."""
-    if settings.child == "mallopt":
-        library = ctypes.CDLL(None)
-        assert library.mallopt(_M_MMAP_MAX, 0)
-        assert library.mallopt(_M_TRIM_THRESHOLD, -1)
     (name,) = settings.models
     case = harness.find_case(training.MODELS[name], name, settings.scale, settings.batch)
     torch.manual_seed(0)

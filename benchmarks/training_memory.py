@@ -21,8 +21,7 @@ from rich.table import Table
 
 import harness
 import training
-from dynamo_backends.runtime.arena import shared_reserve
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 
 COLUMNS = {
     str(column): column
@@ -93,7 +92,6 @@ def child(settings: argparse.Namespace) -> int:
     for _ in range(WARMUP):
         step()
     gc.collect()
-    shared_reserve(0).release()  # what steps keep for their temporaries belongs to the steps
     return_free_memory()
     before = harness.rss_bytes()
     harness.reset_peak_rss()

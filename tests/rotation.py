@@ -93,7 +93,6 @@ SHARES = {
     "ort/test_trial.py": 5,
     "package/test_new_process.py": 2,
     "package/test_package.py": 3,
-    "runtime/test_arena.py": 3,
     "test_autoload.py": 2,
     "test_compiler_process.py": 5,
     "test_containment.py": 14,

@@ -33,8 +33,8 @@ from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
 from dynamo_backends.kernels.small_channels import use_small_channels
 from dynamo_backends.kernels.winograd import use_winograd
-from dynamo_backends.runtime.arena import keeping
 from dynamo_backends.runtime.cache import LRU
+from dynamo_backends.runtime.freed_memory import keep_freed_memory
 from dynamo_backends.runtime.preparation import PreparedExecutable, Run, computing
 from dynamo_backends.runtime.ranged import RangedCalls
 
@@ -97,8 +97,9 @@ class InductorExecutable(PreparedExecutable):
                 mode = mode_for_inductor()
                 inputs = [_fake(p.meta["val"], mode) for p in places]
                 run = _compile(module, inputs, settings)
-            kept = keeping(peak_bytes(module.graph), run, self._reserve)
-            return computing(kept, _is_negated) if negated else kept
+            if self._reserve:
+                keep_freed_memory(peak_bytes(module.graph))
+            return computing(run, _is_negated) if negated else run
 
     def _choose_kernels(self, module: fx.GraphModule) -> None:
         """Puts kernels of this package in, where they suit the sizes."""

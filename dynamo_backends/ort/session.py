@@ -15,7 +15,7 @@ from dynamo_backends._torch_private import to_dlpack
 from dynamo_backends._torch_private.forks import immortal_in_children
 from dynamo_backends.interface.errors import first_line
 from dynamo_backends.ort import cuda
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 
 _LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,

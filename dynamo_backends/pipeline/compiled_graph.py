@@ -39,7 +39,6 @@ from dynamo_backends.pipeline.shapes.padded import Counted, PaddedPrograms
 from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
 from dynamo_backends.pipeline.shapes.shared import Capture, SharedPrograms, Successor
 from dynamo_backends.pipeline.shapes.strategy import Compiled, ExactPrograms, Request, ShapeStrategy
-from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.program import Program
 
@@ -351,7 +350,6 @@ class CompiledGraph:
         """Returns a program, and whether it serves a range of sizes."""
         start = time.perf_counter()
         before = self.report.executables, self.report.cache_hits
-        arena.rest()
         if (
             protocols.resident_device(self._backend, self._options) is not None
         ):  # masks would have to go there

@@ -23,10 +23,9 @@ from dynamo_backends.interface.counters import VENDOR, stage
 from dynamo_backends.interface.errors import VerificationError, brief_error
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport, Served
-from dynamo_backends.runtime import arena
 from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.position_checks import marked
-from dynamo_backends.runtime.staging import return_free_memory
 from dynamo_backends.runtime.weight_binding import Policy, WeightBinding
 from dynamo_backends.verify import bisection
 from dynamo_backends.verify.first import Comparison, described_region
@@ -145,7 +144,6 @@ class Block:
 
         try:
             if is_once:
-                arena.rest()
                 self.executable.rest()
             comparison = Comparison(self.graph, self._reduced)
             for i in self._updated:

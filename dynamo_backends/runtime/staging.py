@@ -1,11 +1,9 @@
-"""Memory for small inputs and outputs that a runtime knows already, and memory given back.
+"""Memory for small inputs and outputs that a runtime knows already.
 
 Telling a runtime where a tensor is takes some microseconds, copying a few kilobytes takes less. A
 call uses such memory alone, so that calls in several threads do not meet.
 """
 
-import ctypes
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -42,18 +40,3 @@ def stage(
         with torch.inference_mode(False), disable_current_modes():
             small.append((item, torch.empty(shape, dtype=dtype, device="cpu")))
     return small, large
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError, TypeError):  # not glibc
-        return None
-
-
-def return_free_memory() -> None:
-    """Gives memory that compiling or loading took back to the system; malloc would keep it."""
-    trim = _malloc_trim()
-    if trim is not None:
-        trim(0)

@@ -19,6 +19,7 @@ from dynamo_backends.interface.mesh import Mesh, Placed
 from dynamo_backends.interface.packages import is_there
 from dynamo_backends.interface.plan import SUPPORTED, Plan, Support
 from dynamo_backends.interface.protocols import Buckets, MeshTarget
+from dynamo_backends.runtime.freed_memory import keep_freed_memory
 from dynamo_backends.xla.options import (
     XlaOptions,
     convolution_precision,
@@ -194,8 +195,8 @@ class OpenXLA(Backend):
         if next(all_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import compile_padded
 
-            return compile_padded(graph, device, lowering, options.reserve)
-        return compile_graph(graph, device, lowering, options.reserve)
+            return _keeping_memory(compile_padded(graph, device, lowering), options)
+        return _keeping_memory(compile_graph(graph, device, lowering), options)
 
     def placements(
         self, graph: Graph, names: Sequence[str], options: XlaOptions
@@ -227,7 +228,7 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.steps import compile_step
 
         lowering = lowering_options(device.platform, options)
-        return compile_step(graph, device, lowering, options.reserve)
+        return _keeping_memory(compile_step(graph, device, lowering), options)
 
     def on_mesh(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
         """See `SpansMesh.on_mesh`: on CPUs and TPUs."""
@@ -243,7 +244,8 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.runtime import open_device
         from dynamo_backends.xla.steps import load_step
 
-        return load_step(parts, graph, open_device(*_target(graph, options)), options.reserve)
+        step = load_step(parts, graph, open_device(*_target(graph, options)))
+        return _keeping_memory(step, options)
 
     def cache_key(self, options: XlaOptions) -> str | None:
         """See `SavesExecutables.cache_key`: programs for meshes are not kept."""
@@ -267,8 +269,16 @@ class OpenXLA(Backend):
         if next(all_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import load_padded
 
-            return load_padded(parts, graph, device, options.reserve)
-        return executable_for(graph).load(device, graph, dict(parts), options.reserve)
+            return _keeping_memory(load_padded(parts, graph, device), options)
+        made = executable_for(graph).load(device, graph, dict(parts))
+        return _keeping_memory(made, options)
+
+
+def _keeping_memory(made: Any, options: XlaOptions) -> Any:
+    """Returns a program; malloc keeps what it allocates in each run, if that is asked for."""
+    if options.reserve:
+        keep_freed_memory(getattr(made, "temporary_bytes", 0))
+    return made
 
 
 def _table() -> Any:

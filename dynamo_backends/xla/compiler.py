@@ -13,7 +13,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, Storage
 from dynamo_backends.interface.counters import VENDOR, stage
 from dynamo_backends.interface.errors import as_compile_error
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.foreign_calls import calls_of_libraries
@@ -32,7 +32,6 @@ def compile_graph(
     graph: Graph,
     device: Device,
     options: LoweringOptions,
-    reserve: bool = True,
     lowering: GraphLowering | None = None,
 ) -> XlaExecutable:
     """Compiles a graph of supported calls, which may be changed, for one device.
@@ -41,7 +40,6 @@ def compile_graph(
         graph: With static shapes.
         device: Where it will run.
         options: For the lowering.
-        reserve: As for `XlaExecutable`.
         lowering: Lowering of the graph, instead of the plain one.
 
     Raises:
@@ -66,7 +64,7 @@ def compile_graph(
         before = _compile_prologue(parts.prologue, device)
     return_free_memory()
     wiring = XlaInputMap(parts.transformed, parts.untouched, parts.activations, updated)
-    return executable_for(graph)(device, graph, main, before, wiring, reserve)
+    return executable_for(graph)(device, graph, main, before, wiring)
 
 
 def _compile_main(

@@ -20,10 +20,10 @@ from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.interface.errors import DeviceError, as_compile_error
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.forks import check_process
-from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.device_values import register_home
 from dynamo_backends.runtime.foreign import refuse_taken
-from dynamo_backends.runtime.staging import return_free_memory, stage
+from dynamo_backends.runtime.freed_memory import return_free_memory
+from dynamo_backends.runtime.staging import stage
 from dynamo_backends.xla import _jaxlib, cuda, residents
 from dynamo_backends.xla.arrays import InFlight, from_numpy, note, to_numpy, worth_noting
 from dynamo_backends.xla.preparation import Preparation, equal_weights
@@ -230,7 +230,6 @@ class XlaExecutable(Executable):
         prologue: What prepares the weights: instructions for torch, or an executable; None if
             nothing does.
         wiring: Which inputs go where.
-        reserve: Whether memory of temporaries is kept between calls.
     """
 
     serves_range = True  # of a graph of which nothing varies; see `padded` for others
@@ -242,10 +241,8 @@ class XlaExecutable(Executable):
         main: Any,
         prologue: Any | None,
         wiring: XlaInputMap,
-        reserve: bool = True,
     ):
         self._device = device
-        self._reserve = reserve
         self.main = main
         self.prologue = prologue
         self._binds = 0
@@ -264,6 +261,11 @@ class XlaExecutable(Executable):
         self._name = f"a graph of {len(graph.calls)} operators ({graph.kind})"
         ends = [activations[i] for i in wiring.activations] + fakes
         self._all_on_cpu = all(v.device.type == "cpu" for v in ends)
+
+    @property
+    def temporary_bytes(self) -> int:
+        """How much of the host's memory a call takes beside inputs and outputs."""
+        return _jaxlib.temporary_bytes(self.main) if self._device.platform == "cpu" else 0
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
@@ -340,7 +342,6 @@ class XlaExecutable(Executable):
         execute = self._execute
         handle = self._device.handle
         pid = self._device.pid
-        kept_memory = memory_for(_jaxlib.temporary_bytes(self.main), self._reserve)
         places, importers = self.wiring.activations, self._activations
         free = self._staging
         offset = len(prepared)
@@ -360,12 +361,11 @@ class XlaExecutable(Executable):
             for k in staging.large:
                 tensor = importers[k](inputs[places[k]])
                 buffers[offset + k] = import_tensor(tensor, handle)
-            with kept_memory:
-                results = execute(buffers)
-                free.append(staging)
-                for k in noted:
-                    note(results[k])
-                outputs = [from_dlpack(export_dlpack(r)) for r in results]
+            results = execute(buffers)
+            free.append(staging)
+            for k in noted:
+                note(results[k])
+            outputs = [from_dlpack(export_dlpack(r)) for r in results]
             if exporters is None:
                 return outputs
             return [export(t) for export, t in zip(exporters, outputs, strict=True)]
@@ -399,9 +399,7 @@ class XlaExecutable(Executable):
         return parts
 
     @classmethod
-    def load(
-        cls, device: Device, graph: Graph, parts: dict[str, bytes], reserve: bool = True
-    ) -> "XlaExecutable":
+    def load(cls, device: Device, graph: Graph, parts: dict[str, bytes]) -> "XlaExecutable":
         """Recreates an executable from `dump`.
 
         Raises:
@@ -417,4 +415,4 @@ class XlaExecutable(Executable):
             if "preparation" in parts:
                 prologue = [Preparation.load(parts["preparation"])]
         return_free_memory()
-        return cls(device, graph, main, prologue[0] if prologue else None, wiring, reserve)
+        return cls(device, graph, main, prologue[0] if prologue else None, wiring)

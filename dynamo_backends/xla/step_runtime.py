@@ -16,7 +16,6 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.forks import check_process
-from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.owned_memory import find_owned, move_to_xla
@@ -83,15 +82,18 @@ class XlaStep(StepProgram):
         device: Where it runs.
         graph: The graph.
         executable: Compiled from it; it donates the inputs that are updated.
-        reserve: Whether memory of temporaries is kept between steps.
+
+    Attributes:
+        executable: The same.
+        temporary_bytes: How much memory a call takes beside inputs and outputs.
     """
 
-    def __init__(self, device: Device, graph: Graph, executable: Any, reserve: bool = True):
+    def __init__(self, device: Device, graph: Graph, executable: Any):
         self.executable = executable
         self._device = device
         self._interface = _Interface(device, graph)
         self._execute = _jaxlib.executor(executable, device.handle, self._interface.results)
-        self._kept_memory = memory_for(_jaxlib.temporary_bytes(executable), reserve)
+        self.temporary_bytes = _jaxlib.temporary_bytes(executable)
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
@@ -114,8 +116,7 @@ class XlaStep(StepProgram):
         ]
         tensors = [inputs[i] for i in interface.updated]
         self.launches += 1
-        with self._kept_memory:
-            Launch(tensors, updated, copied_inputs, taken).run(self._execute(buffers))
+        Launch(tensors, updated, copied_inputs, taken).run(self._execute(buffers))
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""

@@ -9,7 +9,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.interface.executable import StepProgram
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
 from dynamo_backends.xla.foreign_calls import calls_of_libraries
@@ -23,9 +23,7 @@ from dynamo_backends.xla.runtime import Device
 from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep, in_one_dimension
 
 
-def compile_step(
-    graph: Graph, device: Device, options: LoweringOptions, reserve: bool = True
-) -> StepProgram:
+def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> StepProgram:
     """Compiles a graph of the kind "step" for the CPU.
 
     A program that calls other libraries is given nothing (see `foreign_calls`).
@@ -47,12 +45,10 @@ def compile_step(
         return ResidentStep(device, graph, executable)
     if can_fail:
         return XlaCopyingStep(device, graph, executable)
-    return XlaStep(device, graph, executable, reserve)
+    return XlaStep(device, graph, executable)
 
 
-def load_step(
-    parts: Mapping[str, bytes], graph: Graph, device: Device, reserve: bool = True
-) -> StepProgram:
+def load_step(parts: Mapping[str, bytes], graph: Graph, device: Device) -> StepProgram:
     """Recreates a step from `StepProgram.dump`.
 
     Raises:
@@ -60,11 +56,13 @@ def load_step(
     """
     with as_compile_error("XLA cannot load the cached step"):
         executable = _jaxlib.deserialize(device.client, device.handle, parts["main"])
-        kind = {b"donated": XlaStep, b"copied": XlaCopyingStep, b"resident": ResidentStep}
+        kind: dict[bytes, type[XlaStep | XlaCopyingStep | ResidentStep]] = {
+            b"donated": XlaStep,
+            b"copied": XlaCopyingStep,
+            b"resident": ResidentStep,
+        }
         made = kind[parts["updates"]]
     return_free_memory()
-    if made is XlaStep:
-        return XlaStep(device, graph, executable, reserve)
     return made(device, graph, executable)
 
 

@@ -22,7 +22,6 @@ from dynamo_backends.graph.layouts import Importer
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
-from dynamo_backends.runtime.arena import memory_for
 from dynamo_backends.runtime.atomic import at_once, give_up, until_done
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import note
@@ -76,7 +75,6 @@ class XlaUpdatingExecutable(XlaExecutable):
         main: The loaded executable, to which `wiring.updated` are donated.
         prologue: See `XlaExecutable`.
         wiring: See `XlaExecutable`; if nothing is updated in it, all results are new.
-        reserve: See `XlaExecutable`.
     """
 
     def __init__(
@@ -86,9 +84,8 @@ class XlaUpdatingExecutable(XlaExecutable):
         main: Any,
         prologue: Any | None,
         wiring: XlaInputMap,
-        reserve: bool = True,
     ):
-        super().__init__(device, graph, main, prologue, wiring, reserve)
+        super().__init__(device, graph, main, prologue, wiring)
         places = [graph.placeholders[i] for i in graph.activations]
         slots = {place: slot for slot, place in enumerate(wiring.activations)}
         self._updated = [
@@ -108,7 +105,6 @@ class XlaUpdatingExecutable(XlaExecutable):
         if not self._updated:
             return super()._bind_cpu(prepared)
         execute = _jaxlib.executor(self.main, self._device.handle, self._results)
-        kept_memory = memory_for(_jaxlib.temporary_bytes(self.main), self._reserve)
         count = len(self._updated)
         exports = [(k, self._exporters[k]) for k in self._order[count:]]
         free = self._staging
@@ -129,8 +125,7 @@ class XlaUpdatingExecutable(XlaExecutable):
                 if owner is None
             ]
             taken: list[Any] = []
-            with kept_memory:
-                Launch(tensors, owners, guests, taken).run(execute(buffers))
+            Launch(tensors, owners, guests, taken).run(execute(buffers))
             free.append(staging)
             outputs: list[Any] = [None] * len(self._order)
             for k, tensor in zip(self._order, tensors, strict=False):

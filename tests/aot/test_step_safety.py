@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import dynamo_backends
 import harness
 from dynamo_backends import StepCaptureError, compile_step
-from dynamo_backends.runtime.arena import shared_reserve
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from harness import peak_rss_bytes, reset_peak_rss, rss_bytes
 from tests.aot import step_nets as nets
 from tests.aot.step_checks import assert_close, assert_one_program
@@ -90,7 +89,6 @@ def growth_in_a_step(backend: str | None, model: nn.Module, x: Tensor, y: Tensor
     for _ in range(3):
         step(x, y)
     gc.collect()
-    shared_reserve(0).release()  # what XLA's steps keep for their temporaries
     return_free_memory()
     reset_peak_rss()
     before = rss_bytes()

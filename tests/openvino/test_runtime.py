@@ -12,7 +12,7 @@ import dynamo_backends
 from dynamo_backends.interface.errors import ForkedProcessError
 from dynamo_backends.openvino import runtime
 from dynamo_backends.openvino.session import compile_model, core, passed_through
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.workers.memory import rss_bytes
 from tests import backend_checks as checks
 from tests.backend_checks import mlp

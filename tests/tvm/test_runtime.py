@@ -10,7 +10,7 @@ from torch import nn
 
 from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.tvm import session
 from dynamo_backends.tvm.ranged import kind
 from dynamo_backends.tvm.runtime import TvmExecutable

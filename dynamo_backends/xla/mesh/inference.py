@@ -19,7 +19,7 @@ from dynamo_backends.graph.layouts import Exporter, Importer
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placed, Placement
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.weight_binding import bits_of
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.lowering.context import LoweringOptions

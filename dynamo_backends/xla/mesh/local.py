@@ -30,9 +30,9 @@ from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.rank_watch import told_apart
 from dynamo_backends.runtime.ranks import Ranks, this_job
-from dynamo_backends.runtime.staging import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.lowering.collectives import AXIS, is_collective, is_wait
 from dynamo_backends.xla.lowering.context import LoweringOptions

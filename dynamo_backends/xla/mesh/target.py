@@ -16,7 +16,7 @@ from dynamo_backends.interface.mesh import MeshLayout, Placed, Placement
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.device_tensor import DeviceTensor, exchange, to_home
 from dynamo_backends.runtime.device_values import fills_storage, on_device, on_host, value_of
-from dynamo_backends.runtime.staging import return_free_memory
+from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.foreign_calls import calls_of_libraries
 from dynamo_backends.xla.lowering.context import LoweringOptions

@@ -20,16 +20,13 @@ NUMBERS = "real_sizes"
 """Name of the input that has the real sizes."""
 
 
-def compile_padded(
-    graph: Graph, device: Device, options: LoweringOptions, reserve: bool = True
-) -> PaddedExecutable:
+def compile_padded(graph: Graph, device: Device, options: LoweringOptions) -> PaddedExecutable:
     """Compiles a graph of supported calls, which may be changed, for one device.
 
     Args:
         graph: Specialised at bounds; sizes know their expressions.
         device: Where it will run.
         options: For the lowering.
-        reserve: As for `XlaExecutable`.
 
     Raises:
         NotPaddedError: An operator, which it names, cannot take padded arrays, or it cannot be
@@ -40,7 +37,7 @@ def compile_padded(
     complete = with_numbers(graph, len(numbers))
     lowering = PaddedLowering(complete.module.graph, options, places)
     try:
-        inner = compile_graph(complete, device, options, reserve, lowering)
+        inner = compile_graph(complete, device, options, lowering)
         outlines = [Outline.of(extents, places) for extents in lowering.outputs]
         return PaddedExecutable(inner, graph, numbers, outlines)
     except LoweringError as error:
@@ -49,13 +46,11 @@ def compile_padded(
         raise NotPaddedError("the graph", str(error)) from error
 
 
-def load_padded(
-    parts: Mapping[str, bytes], graph: Graph, device: Device, reserve: bool = True
-) -> PaddedExecutable:
+def load_padded(parts: Mapping[str, bytes], graph: Graph, device: Device) -> PaddedExecutable:
     """Recreates an executable from its `dump`, for the graph that it was compiled from."""
     numbers = numbers_of(graph)
     complete = with_numbers(graph, len(numbers))
-    return PaddedExecutable.load(device, graph, complete, numbers, dict(parts), reserve)
+    return PaddedExecutable.load(device, graph, complete, numbers, dict(parts))
 
 
 def numbers_of(graph: Graph) -> list[Size]:

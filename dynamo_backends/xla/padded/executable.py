@@ -177,6 +177,11 @@ class PaddedExecutable(Executable):
         if any(n > most for n, most in zip(real, self._bounds, strict=False)):
             raise ValueError(f"compiled for sizes up to {self._bounds}, called with {list(real)}")
 
+    @property
+    def temporary_bytes(self) -> int:
+        """See `XlaExecutable.temporary_bytes`."""
+        return self._inner.temporary_bytes
+
     def dump(self) -> dict[str, bytes] | None:
         """See `Executable.dump`."""
         outlines = [dataclasses.asdict(o) for o in self._outlines]
@@ -190,7 +195,6 @@ class PaddedExecutable(Executable):
         complete: Graph,
         numbers: Sequence[Size],
         parts: dict[str, bytes],
-        reserve: bool = True,
     ) -> "PaddedExecutable":
         """Recreates an executable from `dump`.
 
@@ -204,7 +208,7 @@ class PaddedExecutable(Executable):
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise CompileError(f"the cached executable is incomplete: {error}") from error
-        inner = executable_for(complete).load(device, complete, parts, reserve)
+        inner = executable_for(complete).load(device, complete, parts)
         return cls(inner, graph, numbers, outlines)
 
 

@@ -4,7 +4,6 @@ A comment in the line above a block says what its code does not:
 
     <!-- given: torch, model=encoder -->   names from tests/given.py
     <!-- not run: needs an NVIDIA GPU -->  one of `NOT_RUN`
-    <!-- only: python3.11 torch2.13 -->    of a text: the versions that print it
 """
 
 import ast
@@ -23,10 +22,6 @@ import torch
 
 from tests.bench.programs import ROOT
 
-HERE = {
-    f"python{sys.version_info.major}.{sys.version_info.minor}",
-    "torch" + ".".join(torch.__version__.split(".")[:2]),
-}
 NOT_RUN = {
     "needs an NVIDIA GPU",
     "needs a TPU",
@@ -42,18 +37,17 @@ BLOCK = re.compile(
 
 @dataclass
 class Example:
-    """One block of code with what the page says that it prints, and for which versions."""
+    """One block of code with what the page says that it prints."""
 
     code: str
     shown: str | None = None
-    only: str = ""
     printed: str = ""
     given: str = ""
     not_run: str = ""
 
     @property
     def applies(self) -> bool:
-        return not self.not_run and self.shown is not None and HERE.issuperset(self.only.split())
+        return not self.not_run and self.shown is not None
 
     def names(self) -> Iterator[tuple[str, str]]:
         """What it is given: a name, and that of tests/given.py."""
@@ -82,8 +76,8 @@ def examples(text: str) -> Iterator[Example]:
         else:
             assert current is not None
             assert current.shown is None
-            assert key in ("", "only"), f"not a comment of a block of text: {key!r}"
-            current.shown, current.only = body, said
+            assert key == "", f"not a comment of a block of text: {key!r}"
+            current.shown = body
     if current is not None:
         yield current
 

@@ -116,6 +116,16 @@ def test_links_lead_somewhere_and_every_page_is_in_the_navigation():
     assert set(re.findall(r"([\w./-]+\.md)$", nav, re.MULTILINE)) == on_site - records
 
 
+def test_the_pages_to_read_are_few_and_each_is_for_one_sitting():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    to_read = re.findall(r"([\w-]+\.md)$", nav.partition("- Reference:")[0], re.MULTILINE)
+    assert 15 < len(to_read) <= 26, "with the first page; what one looks up is in Reference"
+    for name in to_read:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        written = re.sub(r"<!-- (results|measured): .*?<!-- until here -->", "", text, flags=re.S)
+        assert len(written.split()) <= 1600, name
+
+
 def test_the_index_of_decisions_has_each_record_once_with_its_title():
     folder = ROOT / "docs" / "decisions"
     index = (folder / "index.md").read_text("utf-8")

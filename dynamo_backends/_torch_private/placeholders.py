@@ -83,7 +83,7 @@ class WrapperTensor(Tensor):
 
 
 def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:
-    """Makes a wrapper.
+    """Makes a wrapper subclass instance without memory of its own.
 
     Args:
         cls: Its class.

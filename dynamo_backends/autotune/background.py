@@ -69,7 +69,7 @@ class BackgroundTunedGraph:
             self.call = _with_foreground_priority(counted(eager, self.symbols.traffic))
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the graph."""
+        """Runs the graph in eager, or by the winner once there is one."""
         return self.call(*args)
 
     @contextlib.contextmanager

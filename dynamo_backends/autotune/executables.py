@@ -117,7 +117,7 @@ class WinnerExecutable:
         self._switch = winner_switch(eager, reports, "graph", failure, key)
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the graph.
+        """Runs the graph by the candidate that was chosen.
 
         Raises:
             Exception: What eager raises; or what the candidate raised after it wrote to an input.

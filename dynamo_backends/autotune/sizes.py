@@ -79,7 +79,7 @@ class Traffic:
         return len(self._counts) >= MOST or time.monotonic() > self._begun + WAIT_S
 
     def close(self) -> None:
-        """Ends the counting."""
+        """Ends the counting of sizes."""
         with self._lock:
             self._is_closed = True
 

@@ -69,7 +69,7 @@ def compare_outputs(
     tolerance: float = TOLERANCE,
     allowed: Any = None,
 ) -> Accuracy:
-    """Compares nested outputs.
+    """Compares nested outputs with eager's.
 
     Args:
         expected: Eager's.

@@ -90,7 +90,7 @@ class Comparison:
 
 
 def compare_runs(before: Run, after: Run, threshold: float = THRESHOLD) -> Comparison:
-    """Compares two runs.
+    """Compares two runs, cell by cell.
 
     A cell regresses if it passed and does not any more, or if its speedup over eager of the same
     rounds falls by more than the threshold and significantly.

@@ -29,7 +29,7 @@ def save(run: Run, path: Path) -> None:
 
 
 def read(path: Path) -> Run:
-    """Reads a run.
+    """Reads a run from its JSON file.
 
     Raises:
         ResultError: There is no such file, or it is something else.

@@ -10,7 +10,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(template: str, **values: Any) -> str:
-    """Returns a page.
+    """Returns an HTML page from a template.
 
     Args:
         template: Name of the template.
@@ -53,7 +53,7 @@ def _text(value: Any) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> str:
-    """Returns a table.
+    """Returns a table in Markdown.
 
     Args:
         head: Names of the columns.

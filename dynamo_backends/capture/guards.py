@@ -87,7 +87,7 @@ def read_guards(guards: Collection[Any], code: CodeType) -> list[Guard]:
 
 
 def summarize(guards: Iterable[Guard]) -> Guards:
-    """Counts guards."""
+    """Counts guards by kind and lists their conditions."""
     listed = tuple(guards)
     kinds = Counter(guard.kind for guard in listed)
     return Guards(len(listed), dict(kinds.most_common()), listed)

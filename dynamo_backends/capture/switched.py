@@ -54,7 +54,7 @@ class Switched:
         self.seconds = 0.0
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the graph."""
+        """Runs the graph, in eager or compiled as the switch says."""
         if self._compares and self.errors is None:
             return self._compared(args)
         run = self._captured.forward if self.in_eager else self._compiled

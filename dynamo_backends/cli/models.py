@@ -91,7 +91,7 @@ FORMS = "hf:NAME, torchvision:NAME, timm:NAME or path/to/file.py:FACTORY"
 
 
 def load(name: str, batch: int, small: bool = False) -> Loaded:
-    """Builds a model.
+    """Builds the model that MODEL names.
 
     Args:
         name: In one of the forms that `dynamo-backends explain --help` lists.
@@ -175,7 +175,7 @@ class Traffic:
 
 
 def read(path: Path) -> Traffic:
-    """Reads a file.
+    """Reads a file of calls (see `Traffic`).
 
     Raises:
         ModelError: It cannot be read, or has another form; the message says which.

@@ -9,7 +9,7 @@ PREFIX = "--conformance-"
 
 
 def pytest_addoption(parser: "pytest.Parser") -> None:
-    """Declares the options."""
+    """Declares the options for pytest."""
     group = parser.getgroup("conformance", "conformance of torch.compile backends")
     group.addoption(
         f"{PREFIX}full", action="store_true", help="all samples of all operators, in all dtypes"

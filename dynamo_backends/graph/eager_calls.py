@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def compute(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls an operator."""
+    """Calls an operator in eager."""
     return _TOLERANT.get(target, target)(*args, **kwargs)
 
 
@@ -27,12 +27,12 @@ def for_eager(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def group_norm(*args: Any, **kwargs: Any) -> Any:
-    """`aten.native_group_norm`."""
+    """Computes `aten.native_group_norm` in eager."""
     return _with_contiguous(aten.native_group_norm.default, args, kwargs)
 
 
 def group_norm_backward(*args: Any, **kwargs: Any) -> Any:
-    """`aten.native_group_norm_backward`."""
+    """Computes `aten.native_group_norm_backward` in eager."""
     return _with_contiguous(aten.native_group_norm_backward.default, args, kwargs)
 
 

@@ -57,7 +57,7 @@ class PassSequence:
     def __call__(
         self, graph: Graph, after: Callable[[Pass, Graph, bool], None] | None = None
     ) -> bool:
-        """Runs the passes.
+        """Runs the passes in order on a graph.
 
         Args:
             graph: Changed in place.

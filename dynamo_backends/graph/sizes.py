@@ -62,7 +62,7 @@ class Size(int):
         return size
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """For copies."""
+        """Returns the arguments that copies are made with."""
         return int(self), self.expression, self.lower, self.upper
 
 

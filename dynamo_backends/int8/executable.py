@@ -114,7 +114,7 @@ class QuantizedExecutable(Executable):
 
     @abstractmethod
     def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
-        """Quantizes the block.
+        """Quantizes the block for these weights.
 
         Args:
             weights: As for `bind`.

@@ -77,7 +77,7 @@ class ProvenGraph:
         self._instead: Callable[..., Any] | None = self._begin
 
     def __call__(self, *args: Any) -> Any:
-        """Runs the graph.
+        """Runs the graph, in int8 once it is verified.
 
         Raises:
             VerificationError: It is not admitted, and must not fall back.

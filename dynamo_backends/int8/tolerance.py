@@ -133,7 +133,7 @@ class Scores:
         self._wrong = ""
 
     def add(self, expected: Sequence[Any], results: Sequence[Any]) -> None:
-        """Measures a batch.
+        """Adds the measures of one batch.
 
         Args:
             expected: Eager's outputs in float32.

@@ -104,7 +104,7 @@ class StepProgram(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Sequence["Tensor"], taken: list[Any]) -> None:
-        """Runs one step.
+        """Runs one step with its inputs.
 
         Args:
             inputs: One per input of the graph. Those with `Input.updated_by` get their new

@@ -91,27 +91,27 @@ class Value:
         return self.recorder.binary(op, self, other, dtype)
 
     def __add__(self, other: Operand) -> "Value":
-        """Sum."""
+        """Returns the sum of two sizes."""
         return self.binary("add", other)
 
     def __radd__(self, other: Number) -> "Value":
-        """Sum."""
+        """Returns the sum of two sizes."""
         return self.recorder.binary("add", other, self)
 
     def __sub__(self, other: Operand) -> "Value":
-        """Difference."""
+        """Returns the difference of two sizes."""
         return self.binary("sub", other)
 
     def __rsub__(self, other: Number) -> "Value":
-        """Difference."""
+        """Returns the difference of two sizes."""
         return self.recorder.binary("sub", other, self)
 
     def __mul__(self, other: Operand) -> "Value":
-        """Product."""
+        """Returns the product of two sizes."""
         return self.binary("mul", other)
 
     def __rmul__(self, other: Number) -> "Value":
-        """Product."""
+        """Returns the product of two sizes."""
         return self.recorder.binary("mul", other, self)
 
     def __truediv__(self, other: Operand) -> "Value":
@@ -123,7 +123,7 @@ class Value:
         return self.recorder.binary("div", other, self)
 
     def __neg__(self) -> "Value":
-        """Opposite."""
+        """Returns the negative of a size."""
         return self.unary("neg")
 
     def __lt__(self, other: Operand) -> "Value":

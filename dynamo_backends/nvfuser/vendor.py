@@ -69,7 +69,7 @@ _loaded: dict[str, NvFuserModule] = {}
 
 
 def load() -> NvFuserModule:
-    """Loads nvFuser.
+    """Imports nvFuser on first use.
 
     Raises:
         BackendUnavailableError: It is not installed, or it does not load.

@@ -112,7 +112,7 @@ class Archive:
             self._close = opened.pop_all()
 
     def __enter__(self) -> Self:
-        """For `with`."""
+        """Returns the archive itself, for `with`."""
         return self
 
     def __exit__(self, *_: object) -> None:

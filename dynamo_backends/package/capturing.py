@@ -53,7 +53,7 @@ def captured(
     inner: Backend | None,
     given: Mapping[str, Any],
 ) -> Captured:
-    """Captures a model.
+    """Captures a model as one graph by `torch.export`.
 
     Args:
         model: For inference.

@@ -114,7 +114,7 @@ class PackagedModule(nn.Module):
         return load("dynamo_backends.package.loading:load_again"), (self.source,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model.
+        """Calls the model with the arguments that it was saved for.
 
         Returns:
             What the model returned when it was saved; mappings are dicts, named tuples are tuples.
@@ -159,7 +159,7 @@ class PackagedModule(nn.Module):
         return str(self._arguments)
 
     def extra_repr(self) -> str:
-        """For `print`."""
+        """Returns what `print` shows of the module."""
         return f"{self._name}({self.calls}), backend={self.backend!r}"
 
     def _called(

@@ -248,7 +248,7 @@ class LRU(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def __len__(self) -> int:
-        """Counts the entries."""
+        """Returns the number of entries."""
         return len(self._values)
 
     def __contains__(self, key: Key) -> bool:
@@ -279,5 +279,5 @@ class LRU(Generic[Key, Value]):
         return self._values.pop(key, None) is not None
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Drops all entries."""
         self._values.clear()

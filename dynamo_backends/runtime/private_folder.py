@@ -73,7 +73,7 @@ class PrivateFolder:
             raise
 
     def remove(self, name: str) -> None:
-        """Removes a file."""
+        """Removes a file of the folder, if it exists."""
         os.unlink(self._at(name), dir_fd=self._descriptor)
 
     def files(self) -> list[tuple[str, os.stat_result]]:

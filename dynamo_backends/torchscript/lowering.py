@@ -87,7 +87,7 @@ class _Builder:
         return self.graph
 
     def call(self, node: fx.Node) -> None:
-        """Adds a call."""
+        """Adds a call to the script's graph."""
         if node.target is operator.getitem:
             source, index = node.args
             results = self._values[source]  # type: ignore[index]

@@ -188,7 +188,7 @@ class Fused:
         self._left = _CALLS_UNTIL_FUSED
 
     def __call__(self, *args: Tensor) -> Sequence[Any]:
-        """Calls the function."""
+        """Calls the script with its inputs."""
         if not self._left:
             return self._run(*args)
         with fusing(self._fuser), torch.no_grad():

@@ -43,7 +43,7 @@ class System:
     unsure_s = 0.02  # a tick at both ends
 
     def wall_s(self) -> float:
-        """Returns elapsed seconds."""
+        """Returns the elapsed seconds of wall time."""
         return time.perf_counter()
 
     def stopped_s(self) -> float:

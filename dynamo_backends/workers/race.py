@@ -196,7 +196,7 @@ class Race:
         self._cuda = any(t.is_cuda for t in self._sets[0] if isinstance(t, torch.Tensor))
 
     def run(self, baseline: str, on_round: Callable[[], None] | None = None) -> Measured:
-        """Runs the race.
+        """Runs the race until it is decided.
 
         Args:
             baseline: What the speedups refer to.

@@ -128,7 +128,7 @@ class Turns:
             return now + (stopped.seconds if stopped is not None else 0.0)
 
     def begins(self, caller: int) -> None:
-        """Begins a call.
+        """Notes that a call begins, and stops the processes.
 
         Args:
             caller: The thread.

@@ -109,7 +109,7 @@ class WorkerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends the process."""
+        """Ends the process and closes its pipes."""
         self.end()
 
     @property
@@ -120,7 +120,7 @@ class WorkerProcess:
     def ask(
         self, request: dict[str, Any], limit_s: float | None, hear: Hear | None = None
     ) -> dict[str, Any]:
-        """Returns an answer.
+        """Sends a request and returns its answer.
 
         Args:
             request: What the command takes.

@@ -68,7 +68,7 @@ class InFlight:
         self._keep(self._most)
 
     def drain(self) -> None:
-        """Waits for all."""
+        """Waits for all launched programs."""
         self._keep(0)
 
     def _keep(self, most: int) -> None:

@@ -47,7 +47,7 @@ class ArrayHome(Home, Protocol):
         """Programs are kept by device."""
 
     def execute(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
-        """Runs a program."""
+        """Launches a program on the device."""
 
 
 def take_in(home: ArrayHome, importers: Sequence[Importer], tensors: Sequence[Tensor]) -> list[Any]:

@@ -232,7 +232,7 @@ class Launch:
         self._taken = taken
 
     def run(self, results: Iterator[list[Any]]) -> None:
-        """Executes the program.
+        """Executes the program once, updating inputs in place.
 
         Args:
             results: Executes it when the only element is taken, and gives its results; in C.

@@ -63,7 +63,7 @@ def line_of(error: BaseException) -> str:
 
 
 def describe_line(file: str, number: int) -> str:
-    """As "file:line, code"."""
+    """Returns a place in the user's code as "file:line, code"."""
     code = line_of_code(file, number)
     return f"{file}:{number}" + (f", {code}" if code else "")
 

@@ -138,7 +138,7 @@ class Step(SegmentRunner):
         return [program.report for program in self._programs.kept]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes one step.
+        """Runs one training step with the function's arguments.
 
         Returns:
             What the function returns; tensors in it are detached.

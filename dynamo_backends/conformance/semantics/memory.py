@@ -14,7 +14,7 @@ CHECKS = Table()
 
 @CHECKS.add
 def operators_in_place_change_the_callers_tensors(subject: Subject) -> None:
-    """Checks mutated inputs."""
+    """Checks that mutated inputs are the caller's."""
 
     def fn(x: Tensor, y: Tensor) -> Tensor:
         x.add_(1).mul_(y)
@@ -69,7 +69,7 @@ def two_inputs_that_share_memory(subject: Subject) -> None:
 
 @CHECKS.add
 def outputs_that_are_views_of_inputs_and_of_each_other(subject: Subject) -> None:
-    """Checks aliases."""
+    """Checks aliases of outputs and inputs."""
 
     def fn(x: Tensor) -> tuple[Tensor, ...]:
         y = x * 2

@@ -15,7 +15,7 @@ CHECKS = Table()
 
 @CHECKS.add
 def batch_norm_in_training_mode_updates_its_buffers(subject: Subject) -> None:
-    """Checks running averages."""
+    """Checks running averages of batch norm."""
     module, twin = (
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).train() for _ in range(2)
     )

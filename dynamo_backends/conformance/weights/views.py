@@ -104,7 +104,7 @@ class Pair:
                 m.turned.data.neg_()
 
     def before_and_after_a_change(self) -> Iterator[None]:
-        """Twice."""
+        """Yields before and after a change of the weights."""
         yield
         self.change()
         yield

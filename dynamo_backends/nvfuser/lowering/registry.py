@@ -158,7 +158,7 @@ def lower(
 
 
 def lower_call(node: fx.Node, values: Mapping[fx.Node, Any], recorder: Recorder) -> Any:
-    """Lowers one call.
+    """Lowers one call into the fusion.
 
     Args:
         node: The call.

@@ -167,7 +167,7 @@ class Described:
         return without_calls(self.inputs, made[:count], made[count:], "step")
 
     def whole(self) -> Graph:
-        """Returns the graph.
+        """Returns the whole graph of the step.
 
         Raises:
             PackageError: It calls what is no operator, or its results are others than it says.

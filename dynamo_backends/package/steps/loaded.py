@@ -81,7 +81,7 @@ class LoadedStep:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Takes one step.
+        """Trains by one batch.
 
         Returns:
             What the function returned; mappings are dicts, named tuples are tuples.
@@ -195,7 +195,7 @@ class LoadedStep:
         )
 
     def __repr__(self) -> str:
-        """For `print`."""
+        """Returns what `print` shows of the step."""
         described = self._described
         return f"LoadedStep({described.name}({described.calls}), backend={self.backend!r})"
 

@@ -29,7 +29,7 @@ from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, encoded
 
 
 def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
-    """Writes a step.
+    """Writes a training step into one file.
 
     Args:
         path: Path of the file; it is replaced if it exists.

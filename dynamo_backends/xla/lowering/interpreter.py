@@ -57,7 +57,7 @@ class GraphLowering:
         self._barred = barred(graph) if _jaxlib.simplifies(options.platform) else frozenset()
 
     def __call__(self, inputs: Sequence[Value | Flat]) -> list[Any]:
-        """Traces the graph.
+        """Traces the graph with jax's tracers.
 
         Args:
             inputs: One value per placeholder, in order.

@@ -157,7 +157,7 @@ def _take(x: jax.Array, places: np.ndarray, axis: int) -> jax.Array:
 
 
 def resample(x: jax.Array, axis: int, taps: Taps) -> jax.Array:
-    """Resamples one axis.
+    """Resamples an array along one axis.
 
     Args:
         x: An array in the dtype in which to compute (any dtype if there is only one tap of 1).

@@ -25,7 +25,7 @@ class ChannelsLast:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """Returns the number of dimensions."""
         return self.array.ndim
 
     @property

@@ -161,7 +161,7 @@ class Unpack(_RegionHook):
 
 @call_of_record
 def open_region(preserves: bool, stops_early: bool, checks: bool) -> None:
-    """Begins a region."""
+    """Begins a checkpoint's region in the record."""
     tape, region = current_tape(), Region(preserves, stops_early, checks)
     region.random = generator_state() if preserves else None
     tape.regions[len(tape.places)] = region
@@ -176,7 +176,7 @@ def begin_recomputation(number: int) -> None:
 
 @call_of_record
 def end_recomputation(number: int, depth: int) -> None:
-    """Ends it.
+    """Ends a checkpoint's recomputation.
 
     Args:
         number: The place of the region.
@@ -374,7 +374,7 @@ class GeneratorState:
 
 @call_of_record
 def keep_state() -> None:
-    """Keeps the state."""
+    """Saves the generator's state at a checkpoint."""
     current_tape().states.append(generator_state())
 
 

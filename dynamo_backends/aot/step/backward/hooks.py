@@ -229,7 +229,7 @@ class HookPlace:
     hooks: dict[int, Any]
 
     def __call__(self, arrived: Gradients) -> Gradients:
-        """Calls the hook."""
+        """Calls the user's hook at its place in the pass."""
         return (hook_gradient(self.hooks, arrived[0]),)
 
 

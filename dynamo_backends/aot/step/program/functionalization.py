@@ -186,7 +186,7 @@ class Functionalization:
         self._infer = Inference()
 
     def __call__(self) -> tuple[fx.GraphModule, dict[int, int]]:
-        """Functionalizes a graph.
+        """Functionalizes a graph, so that no call writes to memory.
 
         Returns:
             The functional graph, whose first outputs are new contents of inputs, and for each of

@@ -65,7 +65,7 @@ class NestedPasses:
         self._regions: list[tuple[CheckpointPlace, bool]] = []
 
     def renew(self) -> None:
-        """Begins a segment."""
+        """Begins a new segment of the record."""
         self._places = []
         self._contexts = {}
         self._nodes = {}

@@ -94,7 +94,7 @@ _OWN = ("step_value",)
 
 
 def placeholder_of(spec: TensorSpec, value: int) -> Placeholder:
-    """Makes a placeholder."""
+    """Makes a placeholder for the result of a recorded call."""
     placeholder: Placeholder = make_wrapper(Placeholder, spec)
     placeholder.step_value = value
     return placeholder

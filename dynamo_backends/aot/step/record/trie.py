@@ -213,7 +213,7 @@ class Trie:
         self._properties: dict[int, TensorProperties] = {}
 
     def add(self, spec: TensorSpec, kind: str, value: Any = None) -> int:
-        """Numbers a tensor."""
+        """Gives a tensor the next number."""
         self.specs.append(spec)
         self.kinds.append(kind)
         self.values.append(value)

@@ -46,7 +46,7 @@ class Operand:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """Returns the number of dimensions."""
         return len(self.extents)
 
     def is_padded(self, dims: Sequence[int]) -> bool:

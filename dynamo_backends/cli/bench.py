@@ -80,7 +80,7 @@ class Selection:
         return found
 
 
-SUMMARY = "suites of models on backends: right? how fast? how long to compile?"
+SUMMARY = "measure suites of models on backends: accuracy, speed, compile time"
 
 EXAMPLES = """\
 SUITE is one of
@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     add = parser.add_argument
     add("suite", metavar="SUITE", help='see below; or "compare", "page"')
-    add("files", nargs="*", type=path, metavar="FILE.json", help="of compare and page")
+    add("files", nargs="*", type=path, metavar="FILE.json", help="runs, for compare and page")
     add("--backends", nargs="+", metavar="BACKEND", help="default: openxla")
     add("--models", nargs="+", metavar="NAME", help="only these models")
     add("--mode", nargs="+", choices=["inference", "training", "step"],
@@ -127,9 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", nargs="+", choices=["float32", "bf16"], help="default: float32")
     add("--batch", nargs="+", type=positive, metavar="N", help="default: the suite's own")
     add("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (default: cpu)")
-    add("--threads", type=positive, metavar="N", help="of torch")
-    add("--accuracy", action="store_true", help="only whether results are right: nothing is timed")
-    add("--rounds", type=positive, default=20, metavar="N", help="samples of each (default: 20)")
+    add("--threads", type=positive, metavar="N", help="number of torch's threads")
+    add("--accuracy", action="store_true", help="only check results, time nothing")
+    add("--rounds", type=positive, default=20, metavar="N", help="timing rounds (default: 20)")
     add("--patience", type=positive_number, default=60.0, metavar="S",
         help="start no new round after S seconds; at least 8 run (default: 60)")  # fmt: skip
     add("--timeout", type=positive_number, default=900.0, metavar="S",
@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resident memory that a process may have",
     )
     add("--scale", default="bench", choices=["bench", "test"], help="sizes of the models")
-    add("--path", type=path, metavar="CHECKOUT", help="of torchbench")
+    add("--path", type=path, metavar="CHECKOUT", help="checkout of TorchBench")
     add(
         "--output",
         type=path,
@@ -150,15 +150,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: bench.json",
     )
     add("--resume", action="store_true",
-        help="go on with what OUTPUT has: with the --models, --backends, --mode, --dtype and "
-        "--batch that are given, and all that it has of those that are not")  # fmt: skip
+        help="continue the run in OUTPUT: with the --models, --backends, --mode, --dtype and "
+        "--batch that are given; for the others all that it has")  # fmt: skip
     add("--threshold", type=share, default=0.05, metavar="SHARE",
-        help="compare: smaller changes are none (default: 0.05)")  # fmt: skip
+        help="compare: ignore smaller changes (default: 0.05)")  # fmt: skip
     add(
         "--html",
         type=path,
         metavar="FILE.html",
-        help="the page; default: OUTPUT.html, none of compare",
+        help="the page to write (default: OUTPUT.html; compare: none)",
     )
 
 

@@ -18,11 +18,11 @@ from dynamo_backends.interface.errors import DecisionError
 if TYPE_CHECKING:
     from dynamo_backends.autotune.decisions import Decision, Decisions
 
-SUMMARY = "autotune's decisions: list, show, clear, and carry to other machines"
+SUMMARY = "list, show, remove or copy autotune's decisions"
 
 EXAMPLES = """\
 A decision holds for one graph, inputs, machine and set of versions; where any of these differs it
-is not found, and the graph is tuned anew.
+is not found, and the graph is tuned again.
 
 examples:
   dynamo-backends cache ls
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", type=path, metavar="FILE.html", help="write a page as well: rounds and errors"
     )
     clear = actions.add_parser(
-        "clear", help="forget decisions, and tvm's schedules, so that graphs are tuned anew"
+        "clear", help="remove decisions and tvm's schedules, so that graphs are tuned again"
     )
     clear.add_argument(
         "--executables",
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export.add_argument(
         "file", type=path, metavar="FILE", help="JSON file to write; - is standard output"
     )
-    importing = actions.add_parser("import", help="take over the decisions of another machine")
+    importing = actions.add_parser("import", help="read the decisions of another machine")
     importing.add_argument(
         "file", type=path, metavar="FILE", help="JSON file to read; - is standard input"
     )

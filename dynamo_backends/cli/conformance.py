@@ -20,7 +20,7 @@ from dynamo_backends.interface.errors import OptionError
 if TYPE_CHECKING:
     from dynamo_backends.conformance.catalogue import Settings
 
-SUMMARY = "operators, semantics, changed weights, changing sizes, models: is a backend right?"
+SUMMARY = "check a backend: operators, semantics, changed weights, changing sizes, models"
 
 EXAMPLES = """\
 BACKEND is a name that torch.compile takes, MODULE:FUNCTION or FILE.py:FUNCTION.
@@ -55,20 +55,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("backend", metavar="BACKEND", help="see below")
     add("--groups", nargs="+", metavar="GROUP", help="default: all")
     add("--only", nargs="+", default=[], metavar="PATTERN", help='names of checks, such as "add*"')
-    add("--samples", type=positive, metavar="N", help="of each operator at most (default: 1)")
-    add("--dtype", nargs="+", metavar="NAME", help="of operators (default: float32)")
+    add("--samples", type=positive, metavar="N", help="samples per operator, at most (default: 1)")
+    add("--dtype", nargs="+", metavar="NAME", help="dtypes of operators (default: float32)")
     add("--share", type=positive, default=1, metavar="N", help="one in N operators (default: all)")
     add("--full", action="store_true", help="all samples, all dtypes, large models")
     add("--time-limit", type=positive_number, default=180.0, metavar="S",
         help="seconds that a check may take (default: 180)")  # fmt: skip
-    add("--threads", type=positive, default=1, metavar="N", help="of torch (default: 1)")
-    add("--processes", type=positive, default=1, metavar="N", help="at a time (default: 1)")
+    add("--threads", type=positive, default=1, metavar="N", help="torch's threads (default: 1)")
+    add(
+        "--processes",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="processes in parallel (default: 1)",
+    )
     add("--output", type=path, metavar="DIR", help="default: conformance; none with --rewrites")
     add("--rewrites", type=positive, metavar="N", help="this many random graphs, and nothing else "
         "unless --groups names it (default: 100)")  # fmt: skip
-    add("--seed", type=natural, default=0, metavar="S", help="of the first graph (default: 0)")
-    add("--json", action="store_true", help="print the results as JSON, and all else to stderr")
-    add("--resume", action="store_true", help="go on with what OUTPUT has")
+    add("--seed", type=natural, default=0, metavar="S", help="seed of the first graph (default: 0)")
+    add("--json", action="store_true", help="print results as JSON, everything else to stderr")
+    add("--resume", action="store_true", help="continue the run in OUTPUT")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from rich.console import Console
 from dynamo_backends.cli.listing import Row, print_rows
 from dynamo_backends.interface.packages import is_there
 
-SUMMARY = "versions, devices, what is missing and the command that fixes it"
+SUMMARY = "show versions, devices, what is missing and the command that fixes it"
 
 
 @dataclass(frozen=True)

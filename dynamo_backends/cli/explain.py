@@ -1,4 +1,4 @@
-"""`dynamo-backends explain MODEL`: what becomes of a model under a backend."""
+"""`dynamo-backends explain MODEL`: reports on a compiled model."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dynamo_backends.bench.explained import Times
     from dynamo_backends.capture.explanation import Explanation
 
-SUMMARY = "what becomes of a model under a backend: graphs, breaks, fallbacks, recompilations"
+SUMMARY = "report on a compiled model: graphs, breaks, fallbacks, recompilations"
 
 EXAMPLES = """\
 MODEL is one of
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="training mode, with gradients")
     parser.add_argument("--dynamic", action="store_true", help="symbolic sizes from the start")
     parser.add_argument(
-        "--bisect", action="store_true", help="where a graph is wrong, find the operators that are"
+        "--bisect", action="store_true", help="if a graph is wrong, find the wrong operators"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
     parser.add_argument(

@@ -8,7 +8,7 @@ from typing import Any
 
 from dynamo_backends.cli.bench import path
 
-SUMMARY = "what is in a package: model or step, backend, versions, parts"
+SUMMARY = "show what is in a package: model or step, backend, versions, parts"
 
 EXAMPLES = """\
 Reads the manifest alone: nothing is loaded, compiled or run.
@@ -24,7 +24,7 @@ _WIDTH = 80
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
-        "file", type=path, metavar="FILE", help="what dynamo_backends.save has written"
+        "file", type=path, metavar="FILE", help="file written by dynamo_backends.save"
     )
     parser.add_argument("--json", action="store_true", help="print the manifest as it is")
 

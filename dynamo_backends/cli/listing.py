@@ -76,7 +76,7 @@ def _print_words(console: Console, text: str) -> None:
         console.print(Text(line), soft_wrap=True)
 
 
-SUMMARY = "every backend: usable here? training? dynamic shapes? devices?"
+SUMMARY = "list backends: usable here, training, dynamic shapes, devices"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

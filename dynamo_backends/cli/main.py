@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dynamo-backends",
         description="Backends for torch.compile: what there is, what works on this machine, "
-        "what becomes of a model, and how fast and right it is.",
+        "what is compiled of a model, and how fast and accurate it is.",
     )
     parser.add_argument("--version", action="version", version=f"dynamo-backends {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -4,7 +4,7 @@ import argparse
 
 from dynamo_backends.cli.bench import path
 
-SUMMARY = "checksums of a package, and a run of it compared with its portable form"
+SUMMARY = "check a package: checksums, and results against its portable form"
 
 EXAMPLES = """\
 The model is loaded as on any machine, called with the arguments it was saved with, and compared
@@ -20,10 +20,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
-        "file", type=path, metavar="FILE", help="what dynamo_backends.save has written"
+        "file", type=path, metavar="FILE", help="file written by dynamo_backends.save"
     )
     parser.add_argument(
-        "--strict", action="store_true", help="refuse where it would be compiled, or run in eager"
+        "--strict", action="store_true", help="fail if it would be compiled or run in eager"
     )
     parser.add_argument(
         "--checkpoint", type=path, metavar="FILE", help="the checkpoint with its weights"

@@ -12,6 +12,28 @@ EARLY = 0.5
 
 _MEASURING = 2.0  # times as long as the reference: what verifying and measuring a candidate takes
 
+_SHORT_S, _LONG_S = 8.0, 30.0
+_LONG_CALL_S = 0.02
+_DERIVATIVE = 3.0  # times as long: each candidate compiles a forward and a backward graph
+_USUAL_S = 120.0  # see `AutotuneOptions.budget_s`
+
+
+def graph_limit_s(call_s: float, total_s: float, is_differentiated: bool = False) -> float:
+    """Returns how many seconds of a budget one graph may spend.
+
+    A graph of short calls has little to gain, and should not take minutes; one of long calls should
+    leave enough for the next model: 8 s to 30 s of the usual budget, three times as much for graphs
+    that are differentiated, and more where the user gives more.
+
+    Args:
+        call_s: Seconds of a call in eager.
+        total_s: The budget.
+        is_differentiated: Whether gradients are computed in the call as well.
+    """
+    part = min(1.0, call_s / _LONG_CALL_S)
+    seconds = _SHORT_S + (_LONG_S - _SHORT_S) * part
+    return seconds * (_DERIVATIVE if is_differentiated else 1.0) * max(1.0, total_s / _USUAL_S)
+
 
 class GraphBudget:
     """The time that tuning may spend on one graph; made when its tuning begins.
@@ -25,7 +47,8 @@ class GraphBudget:
     def __init__(self, budget: Budget, part: float = 1.0, in_any_case: Collection[str] = ()):
         left = budget.left_s
         self.budget = budget
-        self._reserved_s = left * (1 - part)
+        self._is_part = part < 1
+        self._ends_s = budget.spent_s + left * part
         self._has_one_free = budget.owes or left > (1 - EARLY) * budget.total_s
         self._in_any_case = frozenset(in_any_case)
         self._measuring_s = 0.0
@@ -33,7 +56,7 @@ class GraphBudget:
     @property
     def left_s(self) -> float:
         """Seconds that are left."""
-        return max(0.0, self.budget.left_s - self._reserved_s)
+        return max(0.0, min(self.budget.left_s, self._ends_s - self.budget.spent_s))
 
     @property
     def compile_s(self) -> float:
@@ -67,23 +90,35 @@ class GraphBudget:
 
     def refusal(self, compile_s: float) -> str:
         """Returns why a candidate is not tried for which they do not suffice, in words."""
-        total = self.budget.total_s
+        budget = f"budget of {self.budget.total_s:g} s"
+        if self.budget.share_s:
+            budget = f"{self.budget.share_s:.0f} s that the {budget} allows for this graph"
         if not self.budget.left_s:
-            return f"not tried: the budget of {total:g} s is spent"
+            return f"not tried: the {budget} {'are' if self.budget.share_s else 'is'} spent"
         expected = compile_s + self._measuring_s
         return (
             f"not tried: about {expected:.0f} s for it are more than what is left of the "
-            f"budget of {total:g} s{' beside that of the backward graph' * bool(self._reserved_s)}"
+            f"{budget}{' beside that of the backward graph' * self._is_part}"
         )
 
     def warn(self, cut: Sequence[str], what: str) -> None:
         """Warns of candidates that are not tried: once, since the budget is the same for all.
 
+        It is no more than information where the graph had its share.
+
         Args:
             cut: Their names.
             what: The graph in words.
         """
-        if cut and self.budget.tell():
+        if cut and self.budget.share_s:
+            log.info(
+                "autotune: %s: %s not tried within the %.0f s that are for this graph. With more "
+                "time, options={'budget_s': ...}, or named, options={'candidates': ...}, they are",
+                what,
+                ", ".join(cut),
+                self.budget.share_s,
+            )
+        elif cut and self.budget.tell():
             log.warning(
                 "autotune's budget of %g s, which is for all graphs of this process, does not "
                 "last: %s not tried (%s). With more time, options={'budget_s': ...}, they are",

@@ -17,6 +17,23 @@ FUNCTION = "eager, as written"
 
 NOT_COMPILED = (EAGER, FUNCTION)
 
+_NAMED_ALONE = frozenset(
+    {
+        "inductor_max_autotune",
+        "iree",
+        "ltc",
+        "ltc_trace",
+        "nnc",
+        "ofi",
+        "onednn_graph",
+        "static_runtime",
+        "ts_trace",
+        "tvm",
+    }
+)
+"""Compete where the user names them: of all models that were measured (docs/measurements.md) none
+was fastest on one of these, once all candidates had been tried."""
+
 # Names under which vendors' packages bring to torch what is a backend of this package.
 _OF_VENDORS: Mapping[str, str] = {"openvino": "ov"}
 
@@ -28,7 +45,8 @@ def by_default(device_types: Sequence[str]) -> list[str]:
     """Returns those that compete where no candidates are named, for inputs on these devices."""
     torchs = [n for n, kind in TORCHS.items() if kind is None or kind in device_types]
     names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
-    return [n for n in names if n not in (ITSELF, *_OF_VENDORS) and not _is_variant(n)]
+    left_out = {ITSELF, *_OF_VENDORS, *_NAMED_ALONE}
+    return [n for n in names if n not in left_out and not _is_variant(n)]
 
 
 def _is_variant(name: str) -> bool:
@@ -68,13 +86,16 @@ class AutotuneOptions(Int8Options):
 
     Attributes:
         candidates: Names of the backends to choose from: this package's, torch's, or those of
-            other packages. Empty: every one that is usable here. Eager always takes part.
+            other packages. Empty: those that are usable here, without those that were never the
+            fastest (`by_default`). Eager always takes part.
         objective: "latency": the shortest time of a single call after a pause; "throughput": the
             shortest time per call when calls follow each other; "memory": the smallest growth of
             the process's memory (a slower candidate may win).
-        budget_s: Seconds that this process may spend on tuning with these options, in all.
-            Candidates that are likely to lose are tried last. The likeliest one of the first graph
-            is tried in any case; later graphs for which nothing is left stay in eager.
+        budget_s: Seconds that this process may spend on tuning with these options, in all. Where
+            no candidates are named, one graph may spend 8 to 30 of them, by the time of a call in
+            eager (`graph_budget.graph_limit_s`). Candidates that are likely to lose are tried last.
+            The likeliest one of the first graph is tried in any case; later graphs for which
+            nothing is left stay in eager.
         precision: "float32" demands results as accurate as eager's. "bf16" also admits
             candidates that compute in bfloat16, if their results are as accurate as eager's under
             autocast, and their error at most a tenth of the size of the results

@@ -11,6 +11,7 @@ docs/measured/training.json, of two cores of an Intel Xeon with AVX-512.
 
 import math
 import statistics
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -21,6 +22,7 @@ from dynamo_backends.interface.report import CandidateReport
 
 _PRIOR_WEIGHT = 2.0  # in decisions
 _FIXED_S = 0.3  # of any compilation
+_QUICK = 8  # compilations that fit into the time: so short is one that comes first
 _DECISIONS = 200  # the newest, which is enough to learn from
 _DEVIATIONS = 2.0  # above what is expected: so fast few candidates are
 
@@ -116,6 +118,19 @@ TABLE: Mapping[str, Mapping[str, Row]] = {
     "step": STEPS,
 }
 """By kind of graph."""
+
+START_UP: Mapping[str, tuple[str, float]] = {
+    **dict.fromkeys(
+        ("inductor", "inductor_freezing", "inductor_max_autotune", "split"),
+        ("torch._inductor.codegen.cpp", 9.0),
+    ),
+    "openxla": ("jax", 1.5),
+    "onnxrt": ("onnxscript", 1.5),
+    "ov": ("openvino", 0.5),
+}
+"""A module that is imported once the candidate has compiled something in this process, and the
+seconds that its first compilation takes in addition: imports, and Inductor's look at the C++
+compiler."""
 
 UNKNOWN = Row(0.05, 1.02, 1.02, 1.02, math.inf)
 """Other packages' backends, and those that seldom win."""
@@ -240,7 +255,11 @@ class CostModel:
     def _predict(self, name: str) -> Prediction:
         expected = self._prior.expect(name, self._graph)
         past = self._past.get(name, [])
-        factors = [self._times_as_long(name, graph, row) for graph, _, row in past]
+        factors = [
+            self._times_as_long(name, graph, row)
+            for graph, _, row in past
+            if self._seconds(name, graph) >= _start_up(name)[1] / 2  # else it says little
+        ]
         factor = statistics.median(factors) if factors else 1.0
         errors = [
             (weight, _gain(row) - self._prior.expect(name, graph).gain)
@@ -250,7 +269,7 @@ class CostModel:
         worked = [(weight, float(row.seconds is not None)) for _, weight, row in past]
         gain = expected.gain + _blend(errors, 0.0)
         return Prediction(
-            _FIXED_S + factor * expected.compile_s * max(self._graph.ops, 1),
+            _FIXED_S + factor * self._seconds(name, self._graph) + _still_to_start_s(name),
             math.exp(gain),
             _blend(worked, 1.0),
             expected.spread,
@@ -258,26 +277,39 @@ class CostModel:
 
     def _times_as_long(self, name: str, graph: GraphDescription, row: CandidateReport) -> float:
         """Returns how many times as long as expected a compilation took."""
-        took = max((row.compile_s or 0.0) - _FIXED_S, 0.0)
-        return took / (self._prior.expect(name, graph).compile_s * max(graph.ops, 1))
+        return max((row.compile_s or 0.0) - _FIXED_S, 0.0) / self._seconds(name, graph)
+
+    def _seconds(self, name: str, graph: GraphDescription) -> float:
+        """Returns the seconds that the calls of a graph are expected to take."""
+        return self._prior.expect(name, graph).compile_s * max(graph.ops, 1)
 
     def order(self, names: Sequence[str], within_s: float = math.inf) -> list[str]:
         """Names, the most promising first.
 
-        Those that cannot be compiled in time come last, by what they promise for each second:
-        several that end in time may find more than the one that takes all of it.
+        Those that take a small part of the time come before the others, for a first answer. Those
+        that cannot be compiled in time come last, by what they promise for each second: several
+        that end in time may find more than the one that takes all of it.
 
         Args:
             names: Names of candidates.
             within_s: Seconds that there are for compiling.
         """
 
-        def rank(name: str) -> tuple[bool, float]:
+        def rank(name: str) -> tuple[bool, bool, float]:
             expected = self.predict(name)
-            late = expected.compile_s > within_s
-            return late, -expected.promise / (expected.compile_s if late else 1.0)
+            late, long = (expected.compile_s > s for s in (within_s, within_s / _QUICK))
+            return late, long, -expected.promise / (expected.compile_s if late else 1.0)
 
         return sorted(names, key=rank)
+
+
+def _start_up(name: str) -> tuple[str, float]:
+    return START_UP.get(name.partition("@")[0], ("", 0.0))
+
+
+def _still_to_start_s(name: str) -> float:
+    module, seconds = _start_up(name)
+    return 0.0 if module in sys.modules else seconds
 
 
 def _gain(row: CandidateReport) -> float:

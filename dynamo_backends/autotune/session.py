@@ -1,13 +1,14 @@
 """Compiles, verifies and measures the candidates for one graph, and chooses."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynamo_backends.autotune.arguments import Arguments, Counters
-from dynamo_backends.autotune.graph_budget import GraphBudget
+from dynamo_backends.autotune.graph_budget import GraphBudget, graph_limit_s
 from dynamo_backends.autotune.options import EAGER, AutotuneOptions
 from dynamo_backends.autotune.prior import CandidatePruner, CostModel
 from dynamo_backends.autotune.sizes import schedule
@@ -26,6 +27,7 @@ _LARGE = 1 << 28  # bytes of inputs of which one set has to do
 
 _LEADER_S = 1.0  # for which one is compared with eager that may serve meanwhile, about
 _LEAD = 0.05  # by which it has to be faster
+_EARLY_S = 1.0  # for which candidates are compared after an interruption, about
 
 log = logging.getLogger("dynamo_backends")
 
@@ -199,6 +201,8 @@ class TuningSession:
         self._progress = progress
         self._rows: dict[str, CandidateReport] = {EAGER: CandidateReport(EAGER, "slower", 0.0, 0.0)}
         self._runs: dict[str, Run] = {EAGER: workload.original}
+        self._seen: dict[str, float] = {}  # seconds of a call of each, about
+        self._place_in_row = ""
         self._memory: dict[str, int] = {}
         self._cut: list[str] = []
         self._pruner = CandidatePruner(model, options)
@@ -219,22 +223,50 @@ class TuningSession:
             self._share.note_reference(self._reference_s)
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
-            order = self._model.order(list(self._prepared), self._share.compile_s)
-            order.sort(key=self._place)
-            self._try(order, trials)
-            if self._cut and len(self._cut) == len(self._prepared):
-                return self._untried()
-            measured = self._measure()
-            best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
-            right = len(self._runs)
-            if again := self._pruner.measured(best):
-                self._try(again, trials)
-            if len(self._runs) > right:
-                measured = self._measure()
-            return self._choose(measured)
+            self._seen[EAGER] = self._glance(EAGER)
+            with self._budget.sharing(self._limit_s()):
+                try:
+                    return self._decide(trials)
+                finally:
+                    self._share.warn(self._cut, self._workload.title.removeprefix("autotune: "))
         finally:
-            self._share.warn(self._cut, self._workload.title.removeprefix("autotune: "))
             restore_rng(rng)
+
+    def _limit_s(self) -> float:
+        """Seconds of the budget that are for this graph; all, where candidates are named."""
+        if self._options.candidates:
+            return math.inf
+        is_differentiated = self._workload.outputs is not None
+        return graph_limit_s(self._seen[EAGER], self._budget.total_s, is_differentiated)
+
+    def _decide(self, trials: Sequence[Trial]) -> Outcome:
+        order = self._model.order(list(self._prepared), self._share.compile_s)
+        order.sort(key=self._place)
+        self._try(order, trials)
+        if self._cut and len(self._cut) == len(self._prepared):
+            return self._untried()
+        measured = self._measure()
+        best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
+        right = len(self._runs)
+        if again := self._pruner.measured(best):
+            self._try(again, trials)
+        if len(self._runs) > right:
+            measured = self._measure()
+        return self._choose(measured)
+
+    def decide_early(self) -> Outcome | None:
+        """Chooses among those that were proven right before a session was interrupted.
+
+        Returns:
+            None if none was.
+        """
+        if len(self._runs) == 1:
+            return None
+        self._cut = [name for name in self._prepared if name not in self._rows]
+        for name in self._cut:
+            self._rows[name] = CandidateReport(name, "not tried: tuning was interrupted")
+        measured = self._race(self._runs, _EARLY_S).run(EAGER)
+        return self._choose(self._noted(measured))
 
     def _place(self, name: str) -> int:
         place = self._prepared[name].early
@@ -250,6 +282,7 @@ class TuningSession:
         """Compiles and verifies those for whom there is time, and who are worth it."""
         for number, name in enumerate(names, 1):
             self._progress.begins(name, number, len(names))
+            self._place_in_row = f"{number} of {len(names)}"
             if name in self._known:
                 self._rows[name] = self._known[name]
             else:
@@ -271,8 +304,16 @@ class TuningSession:
             self._has_leader = True
             self._progress.leads(name)
 
+    def _glance(self, name: str) -> float:
+        """Seconds of a call, about."""
+        return self._race({name: self._runs[name]}, 0.0).glance(name)
+
     def _say(self, what: str) -> None:
-        self._progress(f"{self._workload.title}: {what}")
+        best = min(self._seen, key=self._seen.__getitem__)
+        if best != EAGER:
+            speedup = self._seen[EAGER] / self._seen[best]
+            what += f"; best so far: {best}, about {speedup:.1f} times as fast as eager"
+        self._progress(f"{self._workload.title}: {what}", self._share.left_s)
 
     def _admit(self, prepared: PreparedCandidate, trials: Sequence[Trial]) -> None:
         """Compiles and verifies one; it takes part in the race if nothing is wrong."""
@@ -280,7 +321,7 @@ class TuningSession:
         if refusal:
             self._rows[prepared.name] = CandidateReport(prepared.name, refusal)
             return
-        self._say(f"compiling {prepared.name}")
+        self._say(f"compiling {prepared.name} ({self._place_in_row})")
         start, before = self._budget.clock(), memory.resident()
         compiled: float | None = None
         verified: float | None = None
@@ -292,7 +333,7 @@ class TuningSession:
             COUNTS.add(compiled=1)
             run = prepared.build()
             compiled = self._budget.clock() - start
-            self._say(f"verifying {prepared.name}")
+            self._say(f"verifying {prepared.name} ({self._place_in_row})")
             COUNTS.add(verified=1)
             start = self._budget.clock()
             verdict = judge(trials, run, prepared.reduced, prepared.tolerance)
@@ -310,6 +351,7 @@ class TuningSession:
             reason = f"{at}: {brief_error(error)}"
         if not reason:
             self._runs[prepared.name] = run
+            self._seen[prepared.name] = self._glance(prepared.name)
             self._memory[prepared.name] = memory.resident() - before
         self._rows[prepared.name] = CandidateReport(
             prepared.name,
@@ -355,7 +397,10 @@ class TuningSession:
         self._say("measuring")
         race = self._race(self._runs, max(self._share.left_s, 1.0))
         rounds = iter(range(1, 1_000_000))
-        measured = race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}"))
+        return self._noted(race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}")))
+
+    def _noted(self, measured: Measured) -> Measured:
+        """Notes in the rows what was measured."""
         for name, reason in measured.failed.items():
             self._drop(name, f"raised when it was called: {reason}")
         for name, seconds in measured.seconds.items():

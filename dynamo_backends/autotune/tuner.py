@@ -186,12 +186,33 @@ class GraphTuner:
                     progress,
                     share=share,
                 )
-                outcome = session.decide()
+                try:
+                    outcome = session.decide()
+                except KeyboardInterrupt:
+                    self._keep_early(session, work.arguments.mutated)
+                    raise
         except Exception as error:
             log.warning("autotune left a graph to eager: %s", brief_error(error))
             log.debug("autotune failed", exc_info=True)
             return EAGER_ALONE
         return self.accept(outcome, work.arguments.mutated)
+
+    def _keep_early(self, session: TuningSession, mutated: Collection[int]) -> None:
+        """Keeps what a session knew that the user interrupted."""
+        outcome = session.decide_early()
+        if outcome is None:
+            log.warning("autotune was interrupted before any candidate was proven right")
+            return
+        self.accept(outcome, mutated)
+        log.warning(
+            "autotune was interrupted; of what it has tried, %s is the fastest for %s. %s",
+            outcome.winner,
+            self.subject.title,
+            "With cache=False that is not kept."
+            if self.key is None
+            else "The next call takes it. With a larger budget_s, or after `dynamo-backends cache "
+            "clear`, autotune tunes again.",
+        )
 
     def untried(
         self, share: GraphBudget, model: CostModel, without: Collection[str] = ()

@@ -36,12 +36,34 @@ class Budget:
         self._since: float | None = None
         self._depth = 0
         self._told = False
+        self._ends_s = total_s  # of the share that is being spent
+        self._share_s = 0.0
         self._lock = fork_safe_rlock()
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left; 0 if it is overdrawn."""
-        return max(0.0, self.total_s - self.spent_s)
+        """Seconds that are left, of the share inside of `sharing`; 0 if it is overdrawn."""
+        return max(0.0, min(self.total_s, self._ends_s) - self.spent_s)
+
+    @property
+    def share_s(self) -> float:
+        """Seconds of the share that is being spent; 0: all that is left may be."""
+        return self._share_s
+
+    @contextmanager
+    def sharing(self, seconds: float) -> Iterator[None]:
+        """Inside the block at most so many seconds may be spent; less in a block inside another.
+
+        Args:
+            seconds: From now on; no share where no more than that is left anyway.
+        """
+        before = self._ends_s, self._share_s
+        if seconds < self.left_s:
+            self._ends_s, self._share_s = self.spent_s + seconds, seconds
+        try:
+            yield
+        finally:
+            self._ends_s, self._share_s = before
 
     @property
     def spent_s(self) -> float:

@@ -1,19 +1,28 @@
-"""Shows the progress of tuning on a terminal, and counts what it has done."""
+"""Shows the progress of tuning in a terminal, a notebook or the log; counts what it has done."""
 
+import contextlib
+import logging
+import re
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from dynamo_backends.interface.counters import Counted
 
+log = logging.getLogger("dynamo_backends")
+
+Show = Callable[[str, float | None], None]
+"""Shows a line, and how many seconds there are for what it says, if that is known."""
+
 
 class Progress:
-    """A line on standard error that shows the progress.
+"""Shows the progress of tuning in a terminal, a notebook or the log; counts what it has done."""
 
     Args:
-        task: The line, or None where nobody would see it.
+        show: Shows it; None where nobody would see it.
 
     Attributes:
         wants_leader: Whether `leads` is of use.
@@ -21,14 +30,18 @@ class Progress:
 
     wants_leader = False
 
-    def __init__(self, task: Any = None):
-        self._task = task
+    def __init__(self, show: Show | None = None):
+        self._show = show
 
-    def __call__(self, what: str) -> None:
-        """Says what is going on."""
-        if self._task is not None:
-            display, number = self._task
-            display.update(number, description=what)
+    def __call__(self, what: str, left_s: float | None = None) -> None:
+        """Says what is going on.
+
+        Args:
+            what: It.
+            left_s: Seconds that are left.
+        """
+        if self._show is not None:
+            self._show(what, left_s)
 
     def begins(self, name: str, number: int, of: int) -> None:
         """A candidate is compiled and verified next; here nobody is told.
@@ -55,26 +68,85 @@ _active: list[Progress] = []
 
 @contextmanager
 def showing(title: str) -> Iterator[Progress]:
-    """A progress line inside the block, if standard error is a terminal.
+    """Shows progress inside the block: in a terminal, in a notebook, or as lines of the log (INFO).
 
     Args:
         title: What is tuned.
     """
-    if _active or not sys.stderr.isatty():
-        yield _active[0] if _active else Progress()
+    if _active:
+        yield _active[0]
         return
-    from rich.console import Console
-    from rich.progress import Progress as Display
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with Display(*columns, console=Console(stderr=True), transient=True) as display:
-        progress = Progress((display, display.add_task(title, total=None)))
-        _active.append(progress)
+    with _display()(title) as show:
+        _active.append(Progress(show))
         try:
-            yield progress
+            yield _active[0]
         finally:
             _active.pop()
+
+
+def _display() -> Callable[[str], contextlib.AbstractContextManager[Show]]:
+    shell = sys.modules.get("IPython")
+    if shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None:
+        with contextlib.suppress(ImportError):
+            import tqdm.auto  # noqa: F401
+
+            return _in_notebook
+    return _in_terminal if sys.stderr.isatty() else _in_log
+
+
+@contextmanager
+def _in_terminal(title: str) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import Progress as Display
+    from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.text import Text
+
+    class Left(ProgressColumn):
+        """Seconds that are left, which pass while a candidate is compiled."""
+
+        def render(self, task: Task) -> Text:
+            ends = task.fields["ends"]
+            return Text("" if ends is None else _left(ends - time.monotonic()))
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), Left()
+    with Display(*columns, console=Console(stderr=True), transient=True) as display:
+        number = display.add_task(title, total=None, ends=None)
+
+        def show(what: str, left_s: float | None) -> None:
+            ends = None if left_s is None else time.monotonic() + left_s
+            display.update(number, description=what, ends=ends)
+
+        yield show
+
+
+@contextmanager
+def _in_notebook(title: str) -> Iterator[Show]:
+    from tqdm.auto import tqdm
+
+    with tqdm(desc=title, bar_format="{desc} [{elapsed}]", leave=False) as bar:
+        yield lambda what, left_s: bar.set_description_str(_line(what, left_s))
+
+
+@contextmanager
+def _in_log(title: str) -> Iterator[Show]:
+    said = ""
+
+    def show(what: str, left_s: float | None) -> None:
+        nonlocal said
+        step = re.sub(r", round \d+", "", what)
+        if step != said:
+            log.info("%s", _line(step, left_s))
+        said = step
+
+    yield show
+
+
+def _line(what: str, left_s: float | None) -> str:
+    return what if left_s is None else f"{what}; {_left(left_s)}"
+
+
+def _left(seconds: float) -> str:
+    return f"{max(0.0, seconds):.0f} s left"
 
 
 @dataclass

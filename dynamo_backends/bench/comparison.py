@@ -1,6 +1,7 @@
 """Two runs side by side: what became slower or faster, and what broke."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +17,11 @@ from dynamo_backends.bench.summary import LEVEL
 
 THRESHOLD = 0.05
 """Smaller changes of a speedup are none: processes differ from each other by some percent."""
+
+_EAGERS = 1.1
+"""Eager's times of two runs of one machine differ by no more than this factor, or it was busy."""
+
+_MACHINE = ("processor", "cpus", "torch_threads")
 
 Verdict = Literal["regression", "improvement", "same"]
 
@@ -47,6 +53,7 @@ class Change:
     @property
     def text(self) -> str:
         """Returns what happened, in words."""
+        eager = f"; {self.about_eager}" if self.about_eager else ""
         if self.ratio is None:
             reason = f" ({self.after.reason})" if self.after.reason else ""
             return f"{self.before.status} → {self.after.status}{reason}"
@@ -54,8 +61,19 @@ class Change:
         assert first is not None and second is not None
         return (
             f"{as_ratio(first.value)} → {as_ratio(second.value)} × eager: {self.ratio:.2f} "
-            f"[{self.low:.2f}, {self.high:.2f}], p = {self.p:.2g}"
+            f"[{self.low:.2f}, {self.high:.2f}], p = {self.p:.2g}{eager}"
         )
+
+    @property
+    def about_eager(self) -> str:
+        """What eager's own times say of the machine, in words; empty: they agree."""
+        took = _times_as_long(self.before.eager_s, self.after.eager_s)
+        if self.ratio is None or 1 / _EAGERS <= took <= _EAGERS:
+            return ""
+        loads = [o.load for o in (self.before, self.after) if o.load is not None]
+        others = " and ".join(f"{load:.1f}" for load in loads)
+        had = f" (other programs had {others} processors)" if others else ""
+        return f"eager took {took:.2f} times as long{had}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +111,9 @@ def compare_runs(before: Run, after: Run, threshold: float = THRESHOLD) -> Compa
     """Compares two runs, cell by cell.
 
     A cell regresses if it passed and does not any more, or if its speedup over eager of the same
-    rounds falls by more than the threshold and significantly.
+    rounds falls by more than the threshold and significantly. It improves in the opposite case,
+    unless both runs are of the same processor, eager took longer in the second, and the backend was
+    no faster than before: then eager's change explains it, as another program may.
 
     Args:
         before: The run that is the standard.
@@ -103,10 +123,11 @@ def compare_runs(before: Run, after: Run, threshold: float = THRESHOLD) -> Compa
     both = [cell for cell in before.outcomes if cell in after.outcomes]
     pairs = [(before.outcomes[cell], after.outcomes[cell]) for cell in both]
     timed = [i for i, pair in enumerate(pairs) if all(o.passed and o.speedup for o in pair)]
+    alike = all(before.context.get(k) == after.context.get(k) for k in _MACHINE)
     ps = adjusted([p_of_groups(*map(_speedups, pairs[i])) for i in timed])
     known = dict(zip(timed, ps, strict=True))
     changes = [
-        _timed(cell, *pair, known[i], threshold) if i in known else _status(cell, *pair)
+        _timed(cell, *pair, known[i], threshold, alike) if i in known else _status(cell, *pair)
         for i, (cell, pair) in enumerate(zip(both, pairs, strict=True))
     ]
     order = ("regression", "improvement", "same")
@@ -143,7 +164,13 @@ def _speedups(outcome: Outcome) -> list[float]:
     return [math.log(eager / own) for eager, own in rounds]
 
 
-def _timed(cell: Cell, before: Outcome, after: Outcome, p: float, threshold: float) -> Change:
+def _times_as_long(before: Sequence[float], after: Sequence[float]) -> float:
+    return statistics.median(after) / statistics.median(before) if before and after else 1.0
+
+
+def _timed(
+    cell: Cell, before: Outcome, after: Outcome, p: float, threshold: float, alike: bool
+) -> Change:
     first, second = before.speedup, after.speedup
     assert first is not None and second is not None
     ratio = second.value / first.value
@@ -152,6 +179,11 @@ def _timed(cell: Cell, before: Outcome, after: Outcome, p: float, threshold: flo
     verdict: Verdict = "same"
     if p < LEVEL and not 1 - threshold <= ratio <= 1 / (1 - threshold):
         verdict = "regression" if ratio < 1 else "improvement"
+    if verdict == "improvement" and alike:
+        own = _times_as_long(before.backend_s, after.backend_s)
+        eager = _times_as_long(before.eager_s, after.eager_s)
+        if eager > _EAGERS and own > 1 - threshold:
+            verdict = "same"
     return Change(cell, before, after, verdict, ratio, low, high, p)
 
 

@@ -13,6 +13,8 @@ from torch import nn
 
 from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean
 
+_BATCH = 2
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -29,13 +31,13 @@ class Loaded:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-def from_file(path: Path, factory: str, batch: int) -> Loaded:
+def from_file(path: Path, factory: str, batch: int | None) -> Loaded:
     """Returns what a function in a file makes.
 
     Args:
         path: The file.
         factory: The function's name.
-        batch: Its argument of that name, if it has one.
+        batch: Its argument of that name, if it has one; None: its own default.
 
     Raises:
         ModelError: There is no such file or function, or it returns something else.
@@ -65,15 +67,17 @@ def made_by(factory: Callable[..., Any], batch: int | None, name: str) -> Loaded
     Args:
         factory: Returns (model, args), (model, args, kwargs), or a module that has its example
             inputs as the attribute `example_inputs`.
-        batch: Given if it has such a parameter, unless None.
+        batch: Given if it has such a parameter; None: its default, or 2.
         name: For messages.
 
     Raises:
         ModelError: It returns something else.
     """
     with as_model_error(f"{name} cannot make a model"):
-        takes = batch is not None and "batch" in inspect.signature(factory).parameters
-        made = factory(**({"batch": batch} if takes else {}))
+        parameter = inspect.signature(factory).parameters.get("batch")
+        if parameter is not None and parameter.default is parameter.empty:
+            batch = batch or _BATCH
+        made = factory(**({} if parameter is None or batch is None else {"batch": batch}))
         if isinstance(made, nn.Module) and hasattr(made, "example_inputs"):
             inputs = made.example_inputs
             made = (made, inputs() if callable(inputs) else inputs)

@@ -188,6 +188,8 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
     try:
         runs.measure_all(run, cells, how, output, console)
     except KeyboardInterrupt:
+        if run.outcomes:
+            _report(run, output, args.html, console)
         console.print(f"Interrupted. {output} has {len(run.outcomes)} of {len(run.cells)} results; "
                       "the same command with --resume goes on.", highlight=False)  # fmt: skip
         return 130

@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 
 from dynamo_backends.cli.bench import path
+from dynamo_backends.cli.listing import Row, print_rows
 from dynamo_backends.interface.errors import DecisionError
 
 if TYPE_CHECKING:
@@ -83,16 +83,18 @@ def _ls(args: argparse.Namespace, decisions: "Decisions") -> int:
     if args.json:
         print(json.dumps([d.to_dict() for d in found], indent=2))
         return 0
-    table = Table(title=f"{len(found)} decisions in {decisions.folder}")
-    for name in ("key", "decided", "graph", "calls", "inputs", "chosen", "× eager"):
-        side: Literal["left", "right"] = "right" if name in ("calls", "× eager") else "left"
-        table.add_column(name, justify=side, no_wrap=True, min_width=12 if name == "key" else None)
-    for d in found:
-        inputs = ", ".join(d.inputs[:2]) + (", ..." if len(d.inputs) > 2 else "")
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(d.created))
-        table.add_row(d.key[:12], when, d.graph, str(d.ops), inputs, d.winner, _gain(d))
-    Console().print(table)
+    console = Console()
+    console.print(f"{len(found)} decisions in {decisions.folder}", highlight=False, soft_wrap=True)
+    header = ("key", "decided", "graph", "calls", "chosen", "× eager")
+    print_rows(console, header, list(map(_row, found)))
     return 0
+
+
+def _row(decision: "Decision") -> Row:
+    when = time.strftime("%Y-%m-%d", time.localtime(decision.created))
+    texts = decision.key[:12], when, decision.graph, str(decision.ops), decision.winner
+    inputs = ", ".join(decision.inputs[:2]) + (", ..." if len(decision.inputs) > 2 else "")
+    return Row([(text, "") for text in (*texts, _gain(decision))], inputs, below=True)
 
 
 def _gain(decision: "Decision") -> str:

@@ -7,14 +7,17 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
+from rich.text import Text
 
-from dynamo_backends.cli.listing import Row, print_rows
+from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.cli.listing import Row, print_command, print_rows, print_words
 from dynamo_backends.interface.packages import is_there
 
 SUMMARY = "show versions, devices, what is missing and the command that fixes it"
@@ -48,12 +51,45 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(c) for c in checks], indent=2))
     else:
-        print_rows(Console(), ("status", "what"), [_row(check) for check in checks])
+        console = Console()
+        console.print(headline(checks), highlight=False, soft_wrap=True)
+        there = [check for check in checks if check.status != "missing"]
+        print_rows(console, ("status", "what"), [_row(check) for check in there])
+        _print_missing(console, [check for check in checks if check.status == "missing"])
     return int(any(c.status == "broken" for c in checks))
 
 
+def headline(checks: Sequence[Check]) -> str:
+    """Returns all of it in one line."""
+    backends = [c for c in checks if c.name.startswith("backend ")]
+    line = f"{sum(c.status == 'ok' for c in backends)} of {len(backends)} backends usable"
+    if broken := [c.name for c in checks if c.status == "broken"]:
+        line += f"; broken: {', '.join(broken)}"
+    winners = Counter(decision.winner for decision in Decisions().all())
+    for name, count in winners.most_common(1):
+        line += f"; autotune's choice for {count} of {winners.total()} graphs here: {name}"
+    return line
+
+
+def _print_missing(console: Console, checks: Sequence[Check]) -> None:
+    """Prints what is missing, by the command that adds it: who needs it, and why."""
+    needed: dict[str, dict[str, list[str]]] = {}
+    for check in checks:
+        commands, reasons = check.remedy.split("; "), check.detail.split("; ")
+        if len(commands) != len(reasons):
+            reasons = [check.detail] * len(commands)
+        for command, reason in zip(commands, reasons, strict=True):
+            needed.setdefault(command, {}).setdefault(reason, []).append(check.name)
+    if needed:
+        console.print(Text("missing, and what adds it", style="yellow"))
+    for command, by_reason in needed.items():
+        print_command(console, command)
+        for reason, names in by_reason.items():
+            print_words(console, f"{', '.join(names)}: {reason}", indent=2)
+
+
 def _row(check: Check) -> Row:
-    colors = {"ok": "green", "missing": "yellow", "broken": "red"}
+    colors = {"ok": "green", "broken": "red"}
     cells = ((check.status, colors[check.status]), (check.name, ""))
     return Row(cells, check.detail, below=True, command=check.remedy)
 

@@ -28,7 +28,7 @@ MODEL is one of
   timm:resnet18             a model of timm
   path/to/file.py:factory   a function in a file; it returns (model, args), (model, args, kwargs),
                             or a module that has its example inputs as the attribute example_inputs.
-                            If it has a parameter called batch, it gets --batch.
+                            If it has a parameter called batch, it gets --batch, if that is given.
 
 Weights and inputs are random; nothing is downloaded.
 
@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the backend; a value that is not a Python literal is a string",
     )
-    parser.add_argument("--batch", type=positive, default=2, help="batch size (default: 2)")
+    parser.add_argument("--batch", type=positive,
+        help="batch size (default: 2, or what a function in a file has as default)")  # fmt: skip
     parser.add_argument("--small", action="store_true", help="hf: 2 layers, 512 words")
     parser.add_argument("--train", action="store_true", help="training mode, with gradients")
     parser.add_argument("--dynamic", action="store_true", help="symbolic sizes from the start")

@@ -19,8 +19,9 @@ class Row:
 
     Attributes:
         cells: The columns: text, and its style.
-        about: A last column, which takes the width that is left, or what `below` says.
-        below: Whether what does not fit is shown below the line; else it is cut.
+        about: A last column, or what `below` says.
+        below: Whether what does not fit is shown below the line; else the column is left out where
+            that of one row does not fit.
         problem: Sentences below the line, wrapped between words.
         command: What fixes it. Each command has a line of its own, never broken, to be copied.
     """
@@ -36,18 +37,24 @@ def print_rows(console: Console, header: Sequence[str], rows: Sequence[Row]) -> 
     """Prints rows under a header."""
     lines = [[(name, "bold") for name in header], *(row.cells for row in rows)]
     widths = [max(len(cells[i][0]) for cells in lines) for i in range(len(header))]
+    left = console.width - sum(width + 2 for width in widths)
+    has_room = all(len(row.about) <= left for row in rows)
     _print_line(console, _line(lines[0], widths))
     for row in rows:
         line = _line(row.cells, widths)
-        fits = len(line.plain) + len(row.about) <= console.width
-        if fits or not row.below:
+        if has_room or (row.below and len(row.about) <= left):
             line.append(row.about)
         _print_line(console, line)
-        if not fits and row.below:
-            _print_words(console, row.about)
-        _print_words(console, row.problem)
+        if row.below and len(row.about) > left:
+            print_words(console, row.about)
+        print_words(console, row.problem)
         for command in filter(None, row.command.split("; ")):
-            console.print(Text(f"{_INDENT}{command}", style="cyan"), soft_wrap=True)
+            print_command(console, command)
+
+
+def print_command(console: Console, command: str) -> None:
+    """Prints a command in a line of its own, never broken."""
+    console.print(Text(f"{_INDENT}{command}", style="cyan"), soft_wrap=True)
 
 
 def _line(cells: Sequence[tuple[str, str]], widths: Sequence[int]) -> Text:
@@ -63,13 +70,20 @@ def _print_line(console: Console, line: Text) -> None:
     console.print(line, soft_wrap=True)
 
 
-def _print_words(console: Console, text: str) -> None:
+def print_words(console: Console, text: str, indent: int = 1) -> None:
+    """Prints sentences, wrapped between words.
+
+    Args:
+        console: Where.
+        text: They.
+        indent: Steps by which the lines are indented.
+    """
     width = max(console.width - 1, 20)
     for line in textwrap.wrap(
         text,
         width,
-        initial_indent=_INDENT,
-        subsequent_indent=_INDENT,
+        initial_indent=_INDENT * indent,
+        subsequent_indent=_INDENT * indent,
         break_long_words=False,
         break_on_hyphens=False,
     ):

@@ -19,6 +19,7 @@ from dynamo_backends.bench.torchvision_shim import import_torchvision, import_tr
 from dynamo_backends.capture.precompile import resized
 from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean
 
+_BATCH = 2
 _TOKENS = 32
 
 
@@ -90,12 +91,13 @@ def _words(config: Any, batch: int) -> torch.Tensor:
 FORMS = "hf:NAME, torchvision:NAME, timm:NAME or path/to/file.py:FACTORY"
 
 
-def load(name: str, batch: int, small: bool = False) -> Loaded:
+def load(name: str, batch: int | None = None, small: bool = False) -> Loaded:
     """Builds the model that MODEL names.
 
     Args:
         name: In one of the forms that `dynamo-backends explain --help` lists.
-        batch: Number of images or sequences in the inputs.
+        batch: Number of images or sequences in the inputs; by default 2, or the default of a
+            function in a file.
         small: Make transformers' models small: few layers, few words.
 
     Raises:
@@ -108,7 +110,7 @@ def load(name: str, batch: int, small: bool = False) -> Loaded:
     if kind in _SOURCES:
         with as_model_error(f"{name} cannot be built"):
             try:
-                return _SOURCES[kind](rest, batch, small)
+                return _SOURCES[kind](rest, batch or _BATCH, small)
             except ModuleNotFoundError as error:
                 if error.name not in _PACKAGES:
                     raise

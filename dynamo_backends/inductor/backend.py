@@ -58,7 +58,7 @@ class InductorFreezing(Backend):
 
     name = "inductor_freezing"
     summary = "Inductor with frozen weights"
-    dynamic_shapes = "one executable for all sizes that the symbols allow"
+    dynamic_shapes = "one executable for all sizes"
     serves_ranges = True
     Options = InductorOptions
     optional_packages = ("triton",)

@@ -40,7 +40,7 @@ class Availability:
     devices: tuple[str, ...] = ()
 
 
-RANGED = "one executable for all sizes that the symbols allow"
+RANGED = "one executable for all sizes"
 """What `Backend.dynamic_shapes` is of backends that serve ranges."""
 
 

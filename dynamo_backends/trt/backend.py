@@ -24,7 +24,7 @@ class TensorRT(Backend):
     summary = "NVIDIA TensorRT"
     Options = TensorRTOptions
     trains = True
-    dynamic_shapes = "one engine for a range of shapes"
+    dynamic_shapes = "one engine per shape range"
     serves_ranges = True
     packages: ClassVar[Mapping[str, str]] = {**PACKAGES, "tensorrt": "tensorrt"}
     optional_packages = ("onnxruntime-*", "tensorrt-cu*")

@@ -19,7 +19,7 @@ Show = Callable[[str, float | None], None]
 
 
 class Progress:
-"""Shows the progress of tuning in a terminal, a notebook or the log; counts what it has done."""
+    """Shows what is going on, in one line.
 
     Args:
         show: Shows it; None where nobody would see it.
@@ -53,7 +53,7 @@ class Progress:
         """
 
     def ended(self, row: Any) -> None:
-        """Reports the end of a compilation; here nobody is told."""
+        """What became of it, before it is measured; here nobody is told."""
 
     def leads(self, name: str) -> None:
         """A candidate is right and clearly faster than eager; others are still to be tried.
@@ -151,7 +151,7 @@ def _left(seconds: float) -> str:
 
 @dataclass
 class Counts(Counted):
-    """The counters of autotune in this process.
+    """What autotune did in this process.
 
     Attributes:
         sessions: Graphs for which candidates were compared.

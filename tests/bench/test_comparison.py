@@ -1,13 +1,15 @@
 """Two runs side by side."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dynamo_backends.bench import ledger
-from dynamo_backends.bench.cells import Run
+from dynamo_backends.bench.cells import Outcome, Run, Speedup
 from dynamo_backends.bench.comparison import compare_runs
 from dynamo_backends.cli import main
+from dynamo_backends.workers.statistics import speedup
 from tests.bench.made_up import failing, passing, run_of
 
 BEFORE = run_of(
@@ -56,6 +58,39 @@ def test_what_changes_clearly_is_found_and_what_does_not_is_left_alone():
     assert [c.model for c in found.missing] == ["gone"]
     assert [c.model for c in found.new] == ["new"]
     assert found.headline == "2 regressions and 2 improvements in 8 cells that both runs have."
+
+
+def slowed(outcome: Outcome, eager: float, backend: float) -> Outcome:
+    """The outcome on a machine on which other programs run."""
+    first, second = ([t * by for t in times] for times, by in
+                     ((outcome.eager_s, eager), (outcome.backend_s, backend)))  # fmt: skip
+    found = speedup(first, second)
+    return replace(
+        outcome,
+        eager_s=tuple(first),
+        backend_s=tuple(second),
+        load=1.7,
+        speedup=Speedup(found.value, found.low, found.high, 0.001),
+    )
+
+
+def test_what_a_busy_machine_does_to_eager_is_no_improvement():
+    quiet = passing(1.5, seed=1)
+    before = run_of({("same code", "x"): quiet, ("faster", "x"): quiet})
+    after = run_of(
+        {("same code", "x"): slowed(quiet, 2.9, 1.1), ("faster", "x"): slowed(quiet, 1.5, 0.7)}
+    )
+    changes = {c.cell.model: c for c in compare_runs(before, after).changes}
+    assert {name: c.verdict for name, c in changes.items()} == {
+        "same code": "same",
+        "faster": "improvement",
+    }
+    assert changes["same code"].text.endswith(
+        "eager took 2.90 times as long (other programs had 0.1 and 1.7 processors)"
+    )
+    assert "eager" not in compare_runs(before, before).changes[0].text.partition("×")[2][7:]
+    other = replace(after, context={**after.context, "processor": "a slower one"})
+    assert not [c for c in compare_runs(before, other).changes if c.verdict == "same"]
 
 
 def test_a_smaller_threshold_finds_smaller_changes():

@@ -56,7 +56,9 @@ def test_an_interrupted_run_goes_on_with_what_is_left(
     first, second = Measuring(stops_at), Measuring()
     monkeypatch.setattr(runs, "measure", first)
     assert main(arguments(parts)) == 130
-    assert f"has {stops_at} of 4 results" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"has {stops_at} of 4 results" in said
+    assert ("saved" in said) == parts.with_suffix(".html").exists() == (stops_at > 0)
     monkeypatch.setattr(runs, "measure", second)
     assert main(arguments(parts, "--resume")) == 0
     assert len(first.measured) == stops_at

@@ -63,6 +63,17 @@ def test_json_with_options_and_batch(model: str, capsys: pytest.CaptureFixture[s
     assert second["blocks"] == 2
 
 
+def test_a_function_in_a_file_keeps_its_defaults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "model.py"
+    path.write_text(MODEL.replace("def make(batch):", "def make(batch=5):"))
+    for given, batch in (((), 5), (("--batch", "3"), 3)):
+        found = explained(capsys, f"{path}:make", *given)
+        report = found["graphs"][0]["reports"][0]
+        assert report["compilations"][0]["shapes"] == [f"x: float32[{batch}, 3]"]
+
+
 def test_training(model: str, capsys: pytest.CaptureFixture[str]):
     (graph,) = explained(capsys, model.replace(":make", ":whole"), "--train")["graphs"]
     assert [report["kind"] for report in graph["reports"]] == ["forward", "backward"]

@@ -1,11 +1,16 @@
 """`list` and `doctor` in terminals of several widths."""
 
+import json
+
 import pytest
 
 import dynamo_backends
-from dynamo_backends.cli.doctor import diagnose
+from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.cli import doctor
+from dynamo_backends.cli.doctor import Check, diagnose
 from dynamo_backends.cli.main import main
 from dynamo_backends.interface.registry import get_backend, list_backends
+from tests.autotune.test_decisions import decision
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -34,12 +39,58 @@ def test_doctor_breaks_no_word(
     monkeypatch.setenv("COLUMNS", str(width))
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    words = {word for line in lines for word in line.split()}
+    at = lines.index("missing, and what adds it")
+    words = {word.rstrip(";,:") for line in lines for word in line.split()}
     for check in diagnose():
-        assert any(line.split()[:1] == [check.status] and check.name in line for line in lines)
-        assert words.issuperset(check.detail.split())
+        assert words.issuperset(word.rstrip(";,:") for word in check.detail.split())
+        if check.status == "missing":
+            assert words.issuperset(check.name.split())
+        else:
+            assert any(line.split()[:1] == ["ok"] and check.name in line for line in lines[:at])
         for command in filter(None, check.remedy.split("; ")):
-            assert f"    {command}" in lines
+            assert lines[at:].count(f"    {command}") == 1
+
+
+def test_doctor_begins_with_one_line_and_groups_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [
+        Check("backend a", "ok", "1.0"),
+        Check("backend b", "missing", "no b", "pip install b"),
+        Check("b on GPU", "missing", "no GPU; no b", "buy one; pip install b"),
+        Check("backend c", "broken", "ImportError: c", "pip install c"),
+    ]
+    monkeypatch.setattr(doctor, "diagnose", lambda: checks)
+    assert main(["doctor"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 3 backends usable; broken: backend c",
+        "status  what",
+        "ok      backend a  1.0",
+        "broken  backend c  ImportError: c",
+        "    pip install c",
+        "missing, and what adds it",
+        "    pip install b",
+        "        backend b, b on GPU: no b",
+        "    buy one",
+        "        b on GPU: no GPU",
+    ]
+    assert main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[1]["remedy"] == "pip install b"
+
+
+def test_lists_are_whole_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    inputs = ("float32[128, 1024, 16, 16]", "float32[128, 1024, 16, 16]")
+    Decisions().put(decision("a" * 64, inputs=inputs))
+    for command in (["list"], ["cache", "ls"]):
+        assert main(command) == 0
+        out = capsys.readouterr().out
+        assert "…" not in out
+        assert all(len(line) <= 80 for line in out.splitlines() if "/" not in line)
+    assert "a" * 12 in out
+    assert ", ".join(inputs) in out
 
 
 def assert_below(lines: list[str], line: str, text: str, width: int) -> None:

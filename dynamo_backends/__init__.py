@@ -24,9 +24,9 @@ _PUBLIC = {
     "Graph": "graph.graph",
     "Input": "graph.graph",
     "Role": "graph.graph",
-    "PreparedExecutable": "runtime.preparation",
+    "PreparedExecutable": "runtime.prepared_executables",
     "Results": "runtime.results",
-    "with_prologue": "runtime.preparation",
+    "with_prologue": "runtime.prepared_executables",
     # For whoever uses one.
     "Coverage": "capture.coverage",
     "coverage": "capture.coverage",

@@ -91,7 +91,7 @@ def _one_compiler_process() -> Iterator[None]:
 def _fresh_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every test starts with seeded random numbers, no compiled code and an empty disk cache.
 
-    Graphs are checked after every pass (see `dynamo_backends.graph.passes`).
+    Graphs are checked after every pass (see `dynamo_backends.graph.pass_sequence`).
     """
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DYNAMO_BACKENDS_CHECK", "1")

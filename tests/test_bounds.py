@@ -6,7 +6,7 @@ import pytest
 import sympy
 
 from dynamo_backends.interface.protocols import Buckets
-from dynamo_backends.pipeline.shapes.bounds import (
+from dynamo_backends.pipeline.shapes.buckets import (
     Demand,
     Rounding,
     Sizes,

@@ -13,11 +13,11 @@ import dynamo_backends
 from dynamo_backends import CompileError, DeviceError, Executable, FallbackRefusedError, GraphReport
 from dynamo_backends._torch_private import dynamo_control_flow
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.passes import PassSequence
-from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.pass_sequence import PassSequence
+from dynamo_backends.graph.passes import PASSES
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import is_for_others
-from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.prepared_executables import in_order
 from tests.checking import same, widen
 
 BACKENDS = (

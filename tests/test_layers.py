@@ -41,7 +41,7 @@ def test_the_layers_hold():
     [
         ("graph/graph.py", "import dynamo_backends.pipeline.blocks", "graph is not allowed"),
         ("runtime/cache.py", "from dynamo_backends.aot import inputs", "runtime is not allowed"),
-        ("tvm/rules.py", "import dynamo_backends.iree.rules", "tvm is not allowed"),
+        ("tvm/exclusions.py", "import dynamo_backends.iree.exclusions", "tvm is not allowed"),
         ("graph/graph.py", "import dynamo_backends.graph.planned", "No cycles are allowed"),
     ],
 )

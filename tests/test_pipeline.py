@@ -11,7 +11,7 @@ import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, LoweringError, Options, Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.runtime.preparation import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import LiveExecutable
 
 
 class Careless(Backend):

@@ -17,10 +17,10 @@ import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.conformance.traffic import FUNCTIONS, SIZES, agree, halves
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import Size, SizeReader, opened
+from dynamo_backends.graph.sizes import Size, SizeReader, with_sizes_as_inputs
 from dynamo_backends.interface.registry import get_backend, list_backends
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.verify import first
+from dynamo_backends.verify import first_call as first
 
 
 class Ranged(Executable):
@@ -29,7 +29,7 @@ class Ranged(Executable):
     serves_range = True
 
     def __init__(self, graph: Graph):
-        inner, sizes = opened(graph)
+        inner, sizes = with_sizes_as_inputs(graph)
         self._module = inner.module
         self._read = SizeReader(graph.placeholders, sizes)
 
@@ -261,7 +261,7 @@ def test_a_size_that_does_not_follow_is_refused():
     backend.compile = lambda graph, options: graphs.append(graph) or Ranged(graph)  # type: ignore
     compiled(halves, backend)(torch.randn(3, 8))
     (graph,) = graphs
-    sizes = opened(graph)[1]
+    sizes = with_sizes_as_inputs(graph)[1]
     values = [place.meta["val"] for place in graph.placeholders]
     assert SizeReader(graph.placeholders, [*sizes, 7])(values)[-1] == 7
     with pytest.raises(CompileError, match="does not follow"):

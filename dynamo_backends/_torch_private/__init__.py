@@ -25,6 +25,7 @@ from dynamo_backends._torch_private.around import (
 from dynamo_backends._torch_private.autograd import (
     after_backward,
     aot_autograd,
+    aot_cache_is_enabled,
     backward_pass,
     checkpoint_draws,
     divide_by_min_cut,
@@ -33,7 +34,6 @@ from dynamo_backends._torch_private.autograd import (
     is_autocast_on,
     is_of_backward,
     keep_saved_tensors,
-    keeps_compiled,
     kept_under,
     mark_as_backward,
     mark_backward_pass,
@@ -102,7 +102,7 @@ from dynamo_backends._torch_private.inductor import (
     inductor_decompositions,
     mode_for_inductor,
     prepacked_convolution,
-    tell_inductor_of_images,
+    register_channels_last_fallback,
 )
 from dynamo_backends._torch_private.inductor_compiler import (
     find_vectors,

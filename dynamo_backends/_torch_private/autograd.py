@@ -43,7 +43,7 @@ def aot_autograd(**compilers: Any) -> Callable[..., Any]:
     return adapter(**compilers)
 
 
-def keeps_compiled() -> bool:
+def aot_cache_is_enabled() -> bool:
     """Returns whether torch keeps what AOT Autograd makes now for later processes."""
     from torch._functorch import config
 

@@ -155,7 +155,7 @@ class _StancePerThread:
         return self._otherwise.backend
 
 
-class Shared:
+class SharedPatch:
     """A change of Dynamo that lasts as long as anybody, in any thread, is using it."""
 
     def __init__(self) -> None:
@@ -178,8 +178,8 @@ class Shared:
                 self._undo()
 
 
-_stance = Shared()
-_graphs = Shared()
+_stance = SharedPatch()
+_graphs = SharedPatch()
 
 
 def stance_per_thread(of_this_thread: Callable[[], str | None]) -> Callable[[], None]:
@@ -226,7 +226,7 @@ def is_compiled(fn: Any) -> bool:
     return getattr(fn, "_torchdynamo_wrapper_id", None) == id(fn)
 
 
-def run_only(fn: Any, hook: Callable[[], Callable[[], Any]]) -> Any:
+def wrap_to_run_only(fn: Any, hook: Callable[[], Callable[[], Any]]) -> Any:
     """A function or module under Dynamo's "run what is compiled", with a hook around each call."""
     from torch._dynamo.eval_frame import DisableContext, RunOnlyContext
 

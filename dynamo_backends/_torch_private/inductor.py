@@ -364,7 +364,7 @@ def import_inductor() -> None:
         import_module(f"torch._inductor.{name}")
 
 
-def tell_inductor_of_images(operator: Any) -> None:
+def register_channels_last_fallback(operator: Any) -> None:
     """Inductor is to call an operator as it is, with images that are channels last.
 
     Args:

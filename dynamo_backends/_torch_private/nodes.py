@@ -27,7 +27,7 @@ def edge_of(tensor: Tensor) -> tuple[Any, int]:
     return node, tensor.output_nr
 
 
-def kind_of_node(name: str) -> type | None:
+def autograd_node_class(name: str) -> type | None:
     """The class of nodes with a name, such as AddmmBackward0; None for those of functions."""
     kind: type | None = getattr(torch._C._functions, name, None)
     return kind

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private.control import Shared
+from dynamo_backends._torch_private.control import SharedPatch
 
 _CACHE_HAS_PARTS = hasattr(torch._C._dynamo.eval_frame, "_get_cache_entries_for_region")
 Around = Callable[[CodeType], contextlib.AbstractContextManager[Any]]
@@ -140,7 +140,7 @@ def _same(convert: Any) -> Any:
     return convert
 
 
-def watch_conversions(context: Any, around: Around) -> None:
+def wrap_frame_conversion(context: Any, around: Around) -> None:
     """Lets Dynamo's decorator work on each frame inside a context manager.
 
     Args:
@@ -188,7 +188,7 @@ def compiles_now() -> bool:
     return eval_frame._stance.stance == "default" and not (config.disable or in_a_mode)
 
 
-_reuse = Shared()
+_reuse = SharedPatch()
 
 
 def reused_code(told: Callable[[], None]) -> Callable[[], None]:

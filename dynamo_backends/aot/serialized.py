@@ -93,7 +93,7 @@ def pickled_if_kept(compile_graph: GraphCompiler, complete: bool) -> bytes | Non
     Raises:
         SaveError: In `aot_compile`, if it cannot be kept.
     """
-    if not private.keeps_compiled():
+    if not private.aot_cache_is_enabled():
         return None
     reason = "an input is of a subclass of Tensor"
     if complete:

@@ -12,7 +12,7 @@ from dynamo_backends.autotune.arguments import copies
 from dynamo_backends.autotune.executables import WinnerExecutable
 from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.autotune.serialization import autocast_as, autocast_here
-from dynamo_backends.autotune.sizes import Symbols, counted, has_symbols, within
+from dynamo_backends.autotune.sizes import Symbols, count_calls, has_symbols, within
 from dynamo_backends.autotune.status import Followed, TuningStatus
 from dynamo_backends.autotune.subjects import FunctionSubject
 from dynamo_backends.autotune.tuner import GraphTuner, TuningResult
@@ -66,7 +66,7 @@ class BackgroundTunedGraph:
         self.call = _with_foreground_priority(eager)
         if has_symbols(subject.captured):
             self.symbols = Symbols(subject.captured, inputs, subject.values, static)
-            self.call = _with_foreground_priority(counted(eager, self.symbols.traffic))
+            self.call = _with_foreground_priority(count_calls(eager, self.symbols.traffic))
 
     def __call__(self, *args: Any) -> Any:
         """Runs the graph in eager, or by the winner once there is one."""

@@ -26,7 +26,7 @@ from dynamo_backends.interface.report import GraphReport, Region
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.prepared_executables import in_order
 from dynamo_backends.runtime.program import graph_name, profiled_as
 from dynamo_backends.workers.progress import COUNTS
 from dynamo_backends.workers.race import Run

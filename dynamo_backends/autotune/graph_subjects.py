@@ -212,7 +212,7 @@ def decomposed(graph: Graph, backend: Backend, options: Options) -> Graph:
         backend: The backend.
         options: Its options.
     """
-    from dynamo_backends.graph.sequence import PASSES
+    from dynamo_backends.graph.passes import PASSES
 
     rules = decompositions(keep=frozenset(backend.keeps(options)))
     result, traces = graph.copy(), CallTraces()

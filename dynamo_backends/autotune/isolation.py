@@ -53,11 +53,11 @@ def run_isolated(
             with WorkerProcess(COMMAND, output=Path(folder) / "output") as worker:
                 problem: str = worker.ask(request, options.trial_timeout_s)["problem"]
         except Lost as lost:
-            return explain_loss(lost, options.trial_timeout_s)
+            return describe_lost_process(lost, options.trial_timeout_s)
         return problem
 
 
-def explain_loss(lost: Lost, timeout_s: float) -> str:
+def describe_lost_process(lost: Lost, timeout_s: float) -> str:
     """Returns how the process of a candidate was lost, in words.
 
     Args:

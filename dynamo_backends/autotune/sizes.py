@@ -160,7 +160,7 @@ class Assumed:
         return " and ".join(map(str, self._assumptions))
 
 
-def counted(run: Callable[..., Any], traffic: Traffic) -> Callable[..., Any]:
+def count_calls(run: Callable[..., Any], traffic: Traffic) -> Callable[..., Any]:
     """Returns what runs a graph, and notes its calls."""
 
     def call(*args: Any) -> Any:

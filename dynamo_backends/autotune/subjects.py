@@ -42,7 +42,7 @@ from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import CompileError, done_without
 from dynamo_backends.interface.protocols import NamedBounds
 from dynamo_backends.interface.report import CandidateReport, GraphReport, Kind
-from dynamo_backends.verify.reference import captured_in_float64
+from dynamo_backends.verify.reference import captured_graph_in_float64
 from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
@@ -291,7 +291,7 @@ class FunctionSubject(Subject):
         promised = _promised(self.captured)
         return Workload(
             self.adapt(self.captured.forward),
-            self.adapt(captured_in_float64(self.captured)),
+            self.adapt(captured_graph_in_float64(self.captured)),
             arguments or Arguments(self.values, self.static, self.mutated()),
             promised,
             None if self._split is None else len(promised),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.autotune.isolation import COMMAND, explain_loss
+from dynamo_backends.autotune.isolation import COMMAND, describe_lost_process
 from dynamo_backends.autotune.session import Outcome
 from dynamo_backends.autotune.status import Followed
 from dynamo_backends.interface.errors import brief_error
@@ -134,7 +134,7 @@ class TuningProgressListener:
         if -(lost.status or 0) in _FROM_OUTSIDE:  # perhaps because memory did not suffice
             twice = self.candidate == suspect
             return "its process was killed twice" if twice else ""
-        return explain_loss(lost, self._task.timeout_s)
+        return describe_lost_process(lost, self._task.timeout_s)
 
 
 def read_outcome(answered: dict[str, Any]) -> Outcome:

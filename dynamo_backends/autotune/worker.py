@@ -35,7 +35,7 @@ from dynamo_backends.autotune.subjects import FunctionSubject, differentiated
 from dynamo_backends.autotune.verify import judge
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
-from dynamo_backends.verify.reference import captured_in_float64
+from dynamo_backends.verify.reference import captured_graph_in_float64
 from dynamo_backends.workers.budget import Budget, cpu_s, share
 from dynamo_backends.workers.progress import Progress
 from dynamo_backends.workers.race import Run
@@ -91,7 +91,7 @@ def try_out(graph: fx.GraphModule, values: list[Any], request: dict[str, Any]) -
     outputs: Any = graph.graph.output_node().args[0]
     workload = Workload(
         adapt(graph.forward),
-        adapt(captured_in_float64(graph)),
+        adapt(captured_graph_in_float64(graph)),
         Arguments(values, uncopied, request["mutated"]),
         outputs=len(outputs) if training else None,
     )

@@ -58,7 +58,7 @@ class Times:
             not run it. With gradients it is its forward part.
         outside: Compiled calls without the graphs: Dynamo's guards, what runs in eager outside, and
             backward.
-        parts: Seconds a call of what profilers see, by the names of `runtime.profiled`.
+        parts: Seconds a call of what profilers see, by the names of `runtime.program.part_names`.
         errors: Errors of each graph, against float64; None where that cannot be said.
         notes: What could not be measured, in sentences.
     """
@@ -210,7 +210,7 @@ def gradients_too(call: Callable[[], Any], explainer: Explainer) -> Callable[[],
 
 
 _TELLING = 0.1  # of a call
-_PART = re.compile(r" (block|eager) \d+$")  # see `runtime.profiled`
+_PART = re.compile(r" (block|eager) \d+$")  # see `runtime.program.part_names`
 
 
 def why_slower(explanation: Explanation, times: Times) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def measure_all(run: Run, cells: Sequence[Cell], how: How, path: Path, console: 
     due = run.left_of(cells)
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     with (
-        ending_in_order(),
+        exit_cleanly_on_sigterm(),
         Progress(*columns, console=console, transient=True) as progress,
     ):
         task = progress.add_task("", total=len(cells), completed=len(cells) - len(due))
@@ -58,7 +58,7 @@ def measure_all(run: Run, cells: Sequence[Cell], how: How, path: Path, console: 
 
 
 @contextmanager
-def ending_in_order() -> Iterator[None]:
+def exit_cleanly_on_sigterm() -> Iterator[None]:
     """SIGTERM ends this process as Ctrl-C does, and the one that measures with it."""
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:

@@ -67,7 +67,7 @@ def _times(seconds: float | None, factor: float) -> float | None:
     return None if seconds is None else seconds * factor
 
 
-COLUMNS: tuple[Column, ...] = (
+PAGE_COLUMNS: tuple[Column, ...] = (
     Column("model", "Name in the suite", lambda c, o: c.model),
     Column("backend", "What compiled it", lambda c, o: short(c.backend)),
     Column("mode", "Inference, training (forward and backward) or step", lambda c, o: c.mode),
@@ -173,7 +173,7 @@ _IF_DIFFERENT = ("mode", "dtype", "batch", "breaks", "ops in eager")
 def columns(run: Run) -> list[Column]:
     """Returns the columns that say something about a run."""
     found = []
-    for column in COLUMNS:
+    for column in PAGE_COLUMNS:
         values = {column.value(cell, outcome) for cell, outcome in run.outcomes.items()}
         least = 2 if column.name in _IF_DIFFERENT else 1
         if column.name in _ALWAYS or len(values - {None, ""}) >= least:

@@ -15,4 +15,4 @@ def counters() -> dict[str, float]:
         >>> dynamo_backends.counters()["failed"]
         0
     """
-    return {**total.named(), **COUNTS.named("autotune_"), "executables_kept": kept()}
+    return {**total.as_dict(), **COUNTS.as_dict("autotune_"), "executables_kept": kept()}

@@ -343,7 +343,7 @@ class NoCompilation(Scope):
         """The function, generator function or module, which compiles nothing when called."""
         if inspect.isgeneratorfunction(fn):
             return control.run_within(lambda: self, fn)
-        return control.run_only(fn, nothing_new)
+        return control.wrap_to_run_only(fn, nothing_new)
 
     def _callback(self) -> Callback:
         return False

@@ -22,7 +22,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import copy_captured
 from dynamo_backends._torch_private import watching as private
-from dynamo_backends.capture.backends import refuses_eager, resolve
+from dynamo_backends.capture.backend_resolution import refuses_eager, resolve
 from dynamo_backends.capture.breaks import GraphBreak, function_name, merge, noted_breaks, start_of
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.capture.guards import (

@@ -24,7 +24,7 @@ from torch import nn
 
 from dynamo_backends._torch_private import control
 from dynamo_backends._torch_private import watching as private
-from dynamo_backends.capture.backends import CompilerFunction, refuses_eager, resolve
+from dynamo_backends.capture.backend_resolution import CompilerFunction, refuses_eager, resolve
 from dynamo_backends.capture.breaks import GraphBreak, merge, noted_breaks
 from dynamo_backends.capture.scopes import Callback, Hook, Scope
 from dynamo_backends.interface import captures
@@ -74,7 +74,7 @@ class FirstCallCheck:
         self._codes: list[CodeType] = []
         self._threads = threading.local()
         self._cause = ""  # why nothing was captured in an earlier call
-        private.watch_conversions(context, self._noting)
+        private.wrap_frame_conversion(context, self._noting)
         context.enter_exit_hooks.append(self._enter)
 
     def watch(self, compiled: Any) -> None:

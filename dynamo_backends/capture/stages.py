@@ -11,8 +11,8 @@ from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, format_graph
 from dynamo_backends.graph.normalize import NORMALIZE, Normalized, normalize
+from dynamo_backends.graph.passes import DECOMPOSE, FUNCTIONALIZE, PASSES
 from dynamo_backends.graph.properties import Pass
-from dynamo_backends.graph.sequence import DECOMPOSE, FUNCTIONALIZE, PASSES
 from dynamo_backends.graph.specialize import SPECIALIZE, is_dynamic, specialize
 from dynamo_backends.interface.report import Kind
 

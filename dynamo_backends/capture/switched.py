@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from dynamo_backends.verify import restore_rng, snapshot_rng, widen
 from dynamo_backends.verify.comparator import relative_error
-from dynamo_backends.verify.reference import captured_in_float64
+from dynamo_backends.verify.reference import captured_graph_in_float64
 
 log = logging.getLogger("dynamo_backends")
 
@@ -81,7 +81,7 @@ class Switched:
             with torch.no_grad():
                 eager = list(self._captured(*map(_copied, args)))
                 restore_rng(before)
-                precise = list(captured_in_float64(self._captured)(*map(_widened, args)))
+                precise = list(captured_graph_in_float64(self._captured)(*map(_widened, args)))
         except Exception:  # such as a cast to float32 in the middle
             log.debug("a graph cannot be compared with float64", exc_info=True)
         restore_rng(before)

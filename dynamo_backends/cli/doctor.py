@@ -180,7 +180,7 @@ def _gpu() -> list[Check]:
     from dynamo_backends.cli import doctor
 
     try:
-        facts = doctor.look()
+        facts = doctor.collect_environment()
     except Exception as error:
         detail = f"{type(error).__name__}: {error}"
         return [Check("NVIDIA GPU", "broken", detail, "pip install torch; nvidia-smi")]
@@ -309,7 +309,7 @@ GPU_BACKENDS: tuple[GpuBackend, ...] = (
 """torch's own `cudagraphs` and `inductor` among them."""
 
 
-def look() -> Facts:
+def collect_environment() -> Facts:
     """Reads the driver, the toolkit and the packages of this machine."""
     import torch
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dynamo_backends.bench.cells import short
 from dynamo_backends.bench.environment import environment
-from dynamo_backends.bench.runs import ending_in_order, in_words
+from dynamo_backends.bench.runs import exit_cleanly_on_sigterm, in_words
 from dynamo_backends.conformance import workers
 from dynamo_backends.conformance.catalogue import Settings, Work
 from dynamo_backends.conformance.ledger import Journal
@@ -90,7 +90,7 @@ def run_all(
     """
     left = [check for check in asked if check not in journal.outcomes]
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
-    with ending_in_order(), Progress(*columns, console=console, transient=True) as progress:
+    with exit_cleanly_on_sigterm(), Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=len(asked), completed=len(asked) - len(left))
         began = time.monotonic()
         for done, outcome in enumerate(_outcomes(left, settings, processes, log), start=1):

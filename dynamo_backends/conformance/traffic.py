@@ -132,7 +132,7 @@ def _each_size(
 
 
 @CHECKS.each({f"{name}, {how}": (name, how) for name in MODELS for how in HOW})
-def a_model(subject: Subject, value: tuple[str, str]) -> None:
+def check_model_at_several_sizes(subject: Subject, value: tuple[str, str]) -> None:
     """A model on inputs of several sizes, forth and back."""
     name, how = value
     make, inputs = MODELS[name]

@@ -19,7 +19,7 @@ from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Plan, Support
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.runtime.preparation import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from dynamo_backends.torchscript.backend import whole_operators
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"

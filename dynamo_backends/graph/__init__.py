@@ -5,7 +5,7 @@ from dynamo_backends._lazy import lazy_names
 _PUBLIC = {
     "NORMAL_FORM": "properties",
     "Pass": "properties",
-    "PassSequence": "passes",
+    "PassSequence": "pass_sequence",
     "Property": "properties",
     "Stage": "properties",
     "Alias": "normalize",
@@ -13,9 +13,9 @@ _PUBLIC = {
     "Graph": "graph",
     "Input": "graph",
     "Role": "graph",
-    "PASSES": "sequence",
-    "STAGES": "sequence",
-    "check": "passes",
+    "PASSES": "passes",
+    "STAGES": "passes",
+    "check": "checker",
 }
 
 __all__ = sorted(_PUBLIC)

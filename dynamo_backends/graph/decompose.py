@@ -13,7 +13,7 @@ from dynamo_backends.graph import numbers
 from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.graph import Graph, copy_graph
 from dynamo_backends.graph.normalize import NORMALIZE
-from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.sizes import SIZES, STRIDES
 from dynamo_backends.interface.errors import LoweringError

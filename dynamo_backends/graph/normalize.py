@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.aliasing import root
 from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role, copy_graph, drop_dead
-from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import NORMAL_FORM, Property, Stage
 from dynamo_backends.interface.report import Kind

@@ -1,7 +1,7 @@
 """Positions in tensors: which arguments of a call say where it reads or writes.
 
-Eager raises for a position that is out of range; compiled code does not look. `graph.bounds` checks
-what this table finds.
+Eager raises for a position that is out of range; compiled code does not look.
+`graph.position_checks` checks what this table finds.
 """
 
 import math

@@ -46,7 +46,7 @@ _FREE: dict[object, Callable[[fx.Node], Request]] = {
 }
 
 
-def seed_draws(graph: Graph) -> bool:
+def replace_draws_by_seeded(graph: Graph) -> bool:
     """Replaces calls that draw by functions of seeds, in place.
 
     Requires: normal form, draws apart from data. Ensures: normal form.

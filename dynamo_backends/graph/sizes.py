@@ -46,7 +46,8 @@ class Size(int):
         value: In this call.
         expression: Over the symbols of the captured graph.
         lower: The smallest value that the guards allow.
-        upper: The largest one, or the one at the bound (see `cap`); None: there is no bound.
+        upper: The largest one, or the one at the bound (see `cap_sizes_at_current`); None: there is
+            no bound.
     """
 
     expression: sympy.Expr
@@ -275,7 +276,7 @@ def ranges_of(graph: Graph, exact: bool = True) -> list[tuple[int, int | None]]:
     return [r if exact else (min(r[0], 2), None) for r in ranges.values()]
 
 
-def cap(graph: Graph) -> None:
+def cap_sizes_at_current(graph: Graph) -> None:
     """Makes the sizes of a graph the largest ones that it is for."""
     for size in all_sizes(graph):
         size.upper = int(size)
@@ -411,7 +412,7 @@ def _in_terms_of(
     return found
 
 
-def opened(graph: Graph) -> tuple[Graph, list[Size]]:
+def with_sizes_as_inputs(graph: Graph) -> tuple[Graph, list[Size]]:
     """A copy of a graph in which sizes that vary are further inputs, after all others.
 
     So it computes what the graph stands for in calls of every size.

@@ -12,7 +12,7 @@ from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.numbers import settle_numbers
-from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.propagate import data_dependent
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 from dynamo_backends.graph.sizes import Evaluation, Symbolic, is_symbolic

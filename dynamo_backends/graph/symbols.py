@@ -105,7 +105,7 @@ def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
     """Returns what the nodes of a lowered graph are where every symbol is three times as large.
 
     Args:
-        graph: From `graph.sizes.opened`.
+        graph: From `graph.sizes.with_sizes_as_inputs`.
         lowered: From `graph.legalize`; it has all placeholders of `graph`.
 
     Raises:

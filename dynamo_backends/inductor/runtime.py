@@ -35,7 +35,7 @@ from dynamo_backends.kernels.small_channels import use_small_channels
 from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.freed_memory import keep_freed_memory
-from dynamo_backends.runtime.preparation import PreparedExecutable, Run, computing
+from dynamo_backends.runtime.prepared_executables import PreparedExecutable, Run, computing
 from dynamo_backends.runtime.ranged import RangedCalls
 
 log = logging.getLogger("dynamo_backends")

@@ -14,7 +14,7 @@ from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.prepared_executables import in_order
 from dynamo_backends.runtime.results import Results
 
 

@@ -43,8 +43,8 @@ class Int8Options(Options):
         return str(getattr(self, "precision", "")).startswith("int8")
 
     @property
-    def is_proven_whole(self) -> bool:
-        """See `Options.is_proven_whole`."""
+    def verifies_whole_graph(self) -> bool:
+        """See `Options.verifies_whole_graph`."""
         return self.is_int8
 
     @classmethod

@@ -64,7 +64,7 @@ class Compiler:
         options: Mapping[str, Any] | None = None,
         mode: str | None = None,
     ) -> Callable[..., Any]:
-        """Compiles what Dynamo captured (see `pipeline.compile_captured`).
+        """Compiles what Dynamo captured (see `pipeline.captured.compile_captured`).
 
         Raises:
             OptionError: An option is wrong, or a `mode` was given that is not in `IDLE_MODES`:

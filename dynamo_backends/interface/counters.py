@@ -22,7 +22,7 @@ class Counted:
             for name, value in more.items():
                 setattr(self, name, getattr(self, name) + value)
 
-    def named(self, prefix: str = "") -> dict[str, float]:
+    def as_dict(self, prefix: str = "") -> dict[str, float]:
         """Returns all counts, by names with a prefix."""
         return {prefix + name: value for name, value in vars(self).items()}
 

@@ -98,7 +98,7 @@ class Options:
         return getattr(self, "precision", "float32") not in ("float32", "fp32")
 
     @property
-    def is_proven_whole(self) -> bool:
+    def verifies_whole_graph(self) -> bool:
         """Returns whether captured graphs, not their blocks, are compared with eager."""
         return False
 

@@ -112,13 +112,13 @@ class IREE(Backend):
 
     def keeps(self, options: IreeOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""
-        from dynamo_backends.iree.rules import WHOLE
+        from dynamo_backends.iree.exclusions import WHOLE
 
         return WHOLE
 
     def decomposes(self, options: IreeOptions) -> Collection[OpOverload]:
         """See `Backend.decomposes`."""
-        from dynamo_backends.iree.rules import DECOMPOSED
+        from dynamo_backends.iree.exclusions import DECOMPOSED
 
         return DECOMPOSED
 

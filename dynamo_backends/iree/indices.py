@@ -135,7 +135,7 @@ def require_fixed(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
 
     Args:
         graph: The graph.
-        others: What its nodes are at other sizes (see `graph.elsewhere`).
+        others: What its nodes are at other sizes (see `graph.symbols.elsewhere`).
     """
     for node in graph.nodes:
         rule = _RULES.get(_name(node)) if node.op == "call_function" else None

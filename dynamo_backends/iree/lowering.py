@@ -21,7 +21,7 @@ from dynamo_backends._torch_private import FreshSymbols, OpOverload
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.graph.propagate import Inference
-from dynamo_backends.graph.sizes import Size, opened, sizes_in
+from dynamo_backends.graph.sizes import Size, sizes_in, with_sizes_as_inputs
 from dynamo_backends.graph.symbols import elsewhere
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.importer import PARAMETERS, Function, translate
@@ -115,7 +115,7 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
         graph: In normal form, for concrete shapes. It is not changed.
         name: Of the function.
         ranged: The function is for all sizes that the symbols allow; those among arguments are
-            further arguments of it (see `graph.sizes.opened`).
+            further arguments of it (see `graph.sizes.with_sizes_as_inputs`).
 
     Returns:
         A function whose arguments and results have their dimensions in the order in which torch
@@ -127,7 +127,7 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
     """
     if ranged:
         require_elements(graph)
-        graph = opened(graph)[0]
+        graph = with_sizes_as_inputs(graph)[0]
     module = promoted(graph)
     spell(module.graph)
     keep_within(module.graph)
@@ -182,7 +182,7 @@ def _tidy(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
 
     Args:
         graph: The graph.
-        others: Values at other sizes (see `graph.elsewhere`), of what is for a range.
+        others: Values at other sizes (see `graph.symbols.elsewhere`), of what is for a range.
     """
     symbol = sympy.Symbol("any")
     symbols = FreshSymbols({symbol: 2})

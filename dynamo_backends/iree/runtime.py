@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, aligned, in_row_major
-from dynamo_backends.graph.sizes import opened
+from dynamo_backends.graph.sizes import with_sizes_as_inputs
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
@@ -132,7 +132,7 @@ class RangedIreeExecutable(IreeExecutable):
     """A compiled graph whose program has dynamic dimensions (see `IreeExecutable`).
 
     After the graph's inputs the program has those of the sizes among arguments (see
-    `graph.sizes.opened`), as integers.
+    `graph.sizes.with_sizes_as_inputs`), as integers.
 
     Raises:
         CompileError: Sizes do not follow from the shapes of inputs.
@@ -146,7 +146,7 @@ class RangedIreeExecutable(IreeExecutable):
         super().__init__(graph, program, wiring, device, entry)
         count = len(graph.inputs)
         arguments = [(at, i - count) for at, i in enumerate(wiring.arguments) if i >= count]
-        further = opened(graph)[1]
+        further = with_sizes_as_inputs(graph)[1]
         self._scalars = [at for at, _ in arguments]
         self._layout = RangedLayout(graph, [further[i] for _, i in arguments])
 

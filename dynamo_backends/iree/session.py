@@ -59,7 +59,7 @@ class Device:
             plain = tensor.as_strided((tensor.numel(),), (1,)).view(tensor.shape)
             return self.handle.from_dlpack_capsule(to_dlpack(plain))
 
-    def unwrap(self, view: Any) -> Tensor:
+    def to_tensor(self, view: Any) -> Tensor:
         """Returns a buffer view as a tensor that shares its memory and keeps it alive."""
         return from_dlpack(self.handle.create_dlpack_capsule(view, _CPU, 0))
 
@@ -140,5 +140,5 @@ class Started:
                 inputs.push_ref(view)
         with self._lock:
             self._context.invoke(self._function, inputs, outputs)
-        get, unwrap, kind = outputs.get_as_object, self._device.unwrap, runtime.HalBufferView
-        return [unwrap(get(i, kind)) for i in range(results)]
+        get, to_tensor, kind = outputs.get_as_object, self._device.to_tensor, runtime.HalBufferView
+        return [to_tensor(get(i, kind)) for i in range(results)]

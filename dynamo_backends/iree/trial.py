@@ -23,7 +23,7 @@ from dynamo_backends.graph.decompositions import has_decomposition, inner_decomp
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
-from dynamo_backends.iree import rules
+from dynamo_backends.iree import exclusions as rules
 from dynamo_backends.iree.compiler import Settings, compile_program
 from dynamo_backends.iree.importer import DTYPES, translate
 from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal

@@ -76,7 +76,7 @@ def _library(grouped: bool, dtype: torch.dtype) -> Any:
     if not all(getattr(library, name)() for name in needed):
         return None
     if grouped:
-        private.tell_inductor_of_images(CONVOLVE_IN_GROUPS)
+        private.register_channels_last_fallback(CONVOLVE_IN_GROUPS)
     return library
 
 

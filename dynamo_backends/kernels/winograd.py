@@ -65,7 +65,7 @@ def _library() -> Any:
         return None
     for name in ("lanes", "panel", "rows", "has_bfloat16"):
         getattr(library, name).restype = ctypes.c_int64
-    private.tell_inductor_of_images(CONVOLVE)
+    private.register_channels_last_fallback(CONVOLVE)
     return library
 
 

@@ -10,7 +10,7 @@ from dynamo_backends.graph.graph import Graph, require_cpu
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Support
-from dynamo_backends.runtime.preparation import LiveExecutable, with_prologue
+from dynamo_backends.runtime.prepared_executables import LiveExecutable, with_prologue
 
 # Lazy tensors have no strides.
 _STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})

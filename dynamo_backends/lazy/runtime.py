@@ -15,7 +15,7 @@ from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.partition import calls_first, without_calls
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.lazy.lowering import DEVICE, on_lazy, record, start
-from dynamo_backends.runtime.preparation import in_order
+from dynamo_backends.runtime.prepared_executables import in_order
 from dynamo_backends.runtime.results import Results
 
 

@@ -14,7 +14,7 @@ from dynamo_backends.interface.errors import BackendUnavailableError
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.nvfuser import vendor
-from dynamo_backends.runtime.preparation import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import LiveExecutable
 
 
 @dataclass(frozen=True)

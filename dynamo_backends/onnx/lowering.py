@@ -24,10 +24,10 @@ from dynamo_backends.graph.masked_attention import guard_hidden_queries
 from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import DTYPES, label_new, name_nodes
+from dynamo_backends.onnx.exporter_lowerings import OPSET, registry
 from dynamo_backends.onnx.float16 import compute_in_float32
 from dynamo_backends.onnx.formulas import apply_formulas
 from dynamo_backends.onnx.optimizing import optimize, store
-from dynamo_backends.onnx.rules import OPSET, registry
 from dynamo_backends.onnx.sizes import Dimensions, scatter_rows
 
 _IR_VERSION = 10

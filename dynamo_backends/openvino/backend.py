@@ -82,7 +82,7 @@ class OpenVINO(Backend):
 
     def keeps(self, options: OpenVinoOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""
-        from dynamo_backends.openvino.rules import whole_operators
+        from dynamo_backends.openvino.exclusions import whole_operators
 
         return whole_operators()
 

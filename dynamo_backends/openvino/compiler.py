@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import opened
+from dynamo_backends.graph.sizes import with_sizes_as_inputs
 from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.lowering import LoweredOpenVino, lower
-from dynamo_backends.openvino.ranged import RangedOpenVinoExecutable, keeps_elements
+from dynamo_backends.openvino.ranged import RangedOpenVinoExecutable, preserves_nonempty
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
 from dynamo_backends.openvino.session import Settings, deserialize, import_model
 from dynamo_backends.runtime.ranged import for_range, require_elements
@@ -36,9 +36,9 @@ def _compile(graph: Graph, settings: Settings, ranged: bool, wide: bool) -> Open
     if ranged:
         _require_dynamic(settings)
         # A kernel of OpenVINO divides by zero else, which ends the process.
-        require_elements(graph, keeps_elements)
+        require_elements(graph, preserves_nonempty)
         _require_own_types(graph)
-    lowered = lower(opened(graph)[0] if ranged else graph, ranged, wide)
+    lowered = lower(with_sizes_as_inputs(graph)[0] if ranged else graph, ranged, wide)
     with as_compile_error("OpenVINO cannot compile the model", plain):
         return _kind(ranged)(graph, lowered, settings)
 
@@ -63,7 +63,7 @@ def load(parts: Mapping[str, bytes], graph: Graph, settings: Settings) -> OpenVi
     try:
         wiring = json.loads(parts["inputs"])
         places, ranged = tuple(wiring["places"]), wiring["ranged"]
-        if len(places) != len((opened(graph)[0] if ranged else graph).inputs):
+        if len(places) != len((with_sizes_as_inputs(graph)[0] if ranged else graph).inputs):
             raise ValueError("it is of another graph")
         if "compiled" in parts:
             compiled = import_model(parts["compiled"], settings)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dynamo_backends.openvino.integer_kernels import (
+from dynamo_backends.openvino.integer_workarounds import (
     FLOATS,
     WHOLE_NUMBERS,
     Output,

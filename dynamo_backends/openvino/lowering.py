@@ -52,7 +52,7 @@ def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenV
     Args:
         graph: In normal form. It is not changed.
         ranged: The model is for all sizes that the symbols allow; those among arguments are inputs
-            of the graph (see `graph.sizes.opened`).
+            of the graph (see `graph.sizes.with_sizes_as_inputs`).
         wide: 64-bit integers that are not known to fit into 32 bits are computed as pairs.
 
     Returns:

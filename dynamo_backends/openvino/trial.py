@@ -21,7 +21,7 @@ from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.interface.plan import Support
-from dynamo_backends.openvino import rules
+from dynamo_backends.openvino import exclusions as rules
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not

@@ -100,7 +100,7 @@ def split_integers(
 
 
 def _places_of_sizes(graph: fx.Graph) -> dict[sympy.Expr, fx.Node]:
-    """The inputs that are sizes (see `graph.sizes.opened`), by what they are computed from."""
+    """Returns the inputs that are sizes (`graph.sizes.with_sizes_as_inputs`), by expression."""
     places = graph.find_nodes(op="placeholder")
     return {v.expression: p for p in places if isinstance(v := p.meta["val"], Size)}
 

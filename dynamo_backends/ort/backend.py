@@ -116,13 +116,13 @@ class OnnxRuntime(Backend):
 
     def keeps(self, options: OrtOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`: whatever has a lowering that is used."""
-        from dynamo_backends.onnx.rules import lowered_overloads
+        from dynamo_backends.onnx.exporter_lowerings import lowered_overloads
 
         return lowered_overloads()
 
     def decomposes(self, options: OrtOptions) -> Collection[OpOverload]:
         """See `Backend.decomposes`."""
-        from dynamo_backends.onnx.rules import unlowered_overloads
+        from dynamo_backends.onnx.exporter_lowerings import unlowered_overloads
 
         return unlowered_overloads()
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
-from dynamo_backends.onnx import rules
+from dynamo_backends.onnx import exporter_lowerings as rules
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts

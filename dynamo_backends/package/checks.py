@@ -42,7 +42,7 @@ def check_program(program: Mapping[str, Any]) -> None:
     """
     graph = program["graph_module"]["graph"]
     for node in graph["nodes"]:
-        check_target(node["target"])
+        check_call_operator(node["target"])
         if node["metadata"]:
             raise PackageError("the graph has notes on its calls, which no package has")
     if program["graph_module"]["module_call_graph"] or program["guards_code"]:
@@ -55,7 +55,7 @@ def check_program(program: Mapping[str, Any]) -> None:
 
 
 @functools.cache
-def check_target(target: str) -> None:
+def check_call_operator(target: str) -> None:
     """Checks the name of what a graph calls.
 
     Raises:

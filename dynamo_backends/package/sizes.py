@@ -14,7 +14,7 @@ from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.capture.precompile import resized
 from dynamo_backends.interface.protocols import Buckets
 from dynamo_backends.package.portable import Portable
-from dynamo_backends.pipeline.shapes.bounds import named_bounds, round_up
+from dynamo_backends.pipeline.shapes.buckets import named_bounds, round_up
 
 _CALLS = 4
 """Sets of sizes that are called with: three tell the sizes of most graphs apart."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import after_backward, is_capturing, tracing_apart
-from dynamo_backends.graph.passes import unchecked
+from dynamo_backends.graph.pass_sequence import unchecked
 from dynamo_backends.pipeline import compiler_process
 from dynamo_backends.workers.queue_thread import Helper, QueueThread, Stopped
 from dynamo_backends.workers.turns import turns

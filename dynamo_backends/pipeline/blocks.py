@@ -32,9 +32,9 @@ from dynamo_backends.graph.sizes import (
     SizeReader,
     all_sizes,
     is_ranged,
-    opened,
     ranges_of,
     symbols_of_dimensions,
+    with_sizes_as_inputs,
 )
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Availability, Backend
@@ -54,12 +54,12 @@ from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import NOT_ATEN, SUPPORTED, Plan, Support, why_unanswered
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.pipeline import background, compiler_process
-from dynamo_backends.pipeline.description import (
+from dynamo_backends.pipeline.reporting import (
     describe_fallbacks,
     describe_parts,
 )
 from dynamo_backends.runtime.load_or_compile import load_or_compile
-from dynamo_backends.runtime.preparation import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from dynamo_backends.runtime.program import (
     Block,
     EagerPart,
@@ -355,7 +355,7 @@ class ProgramBuilder:
 
     def _opened(self, graph: Graph) -> tuple[Graph, Sequence[Size]]:
         """Returns a part as eager runs it, and the sizes that it gets besides its inputs."""
-        return opened(graph) if self.serves_range else (graph, ())
+        return with_sizes_as_inputs(graph) if self.serves_range else (graph, ())
 
     def _output(self, output: Any, registers: "Registers") -> "int | Literal":
         if isinstance(output, fx.Node):
@@ -385,7 +385,7 @@ class ProgramBuilder:
         """Returns which calls of an executable are compared with eager."""
         verify = str(self._options.verify)
         known = verify == "first" and executable.was_compared
-        whole = self._options.is_proven_whole and not self._reverted
+        whole = self._options.verifies_whole_graph and not self._reverted
         elsewhere = self._backend.is_verified or whole
         return "off" if known or elsewhere else verify
 

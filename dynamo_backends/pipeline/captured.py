@@ -55,7 +55,7 @@ from dynamo_backends.pipeline.compiled_graph import (
     InEager,
     in_eager,
 )
-from dynamo_backends.pipeline.description import describe_symbols
+from dynamo_backends.pipeline.reporting import describe_symbols
 from dynamo_backends.runtime.cache import source_digest
 from dynamo_backends.runtime.device_tensor import taking_handles
 from dynamo_backends.runtime.foreign import compile_foreign
@@ -127,7 +127,7 @@ def _compile_captured(
     subclasses = subclass_inputs(example_inputs)
     complete = not subclasses and residency is None and proven is None
     compiled = _trace_and_compile(pipeline, captured, example_inputs, complete)
-    if pipeline.checked and not private.keeps_compiled():
+    if pipeline.checked and not private.aot_cache_is_enabled():
         compiled = repeating(compiled, captured)
     if residency is not None:
         compiled = residency.returned(compiled)
@@ -246,7 +246,9 @@ class _GraphPipeline:
         report = GraphReport(self.backend.name, kind, self.number)
         self.reports.append(report)
         compiled = self.contained(gm, kind, static, report)
-        return compiled if self.residency is None else self.residency.around(compiled, gm.graph)
+        return (
+            compiled if self.residency is None else self.residency.wrap_compiled(compiled, gm.graph)
+        )
 
     def contained(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int], report: GraphReport

@@ -15,7 +15,7 @@ from dynamo_backends.graph.eager_calls import for_eager
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import Normalized
 from dynamo_backends.graph.position_checks import PositionChecks
-from dynamo_backends.graph.seeded_draws import seed_draws
+from dynamo_backends.graph.seeded_draws import replace_draws_by_seeded
 from dynamo_backends.graph.specialize import (
     computes_with_sizes,
     is_dynamic,
@@ -33,8 +33,8 @@ from dynamo_backends.interface.report import Compilation, GraphReport, Served
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.blocks import ProgramBuilder
-from dynamo_backends.pipeline.description import describe_shapes, describe_uncompiled
-from dynamo_backends.pipeline.shapes.bounds import named_bounds
+from dynamo_backends.pipeline.reporting import describe_shapes, describe_uncompiled
+from dynamo_backends.pipeline.shapes.buckets import named_bounds
 from dynamo_backends.pipeline.shapes.padded import Counted, PaddedPrograms
 from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
 from dynamo_backends.pipeline.shapes.shared import Capture, SharedPrograms, Successor
@@ -354,7 +354,7 @@ class CompiledGraph:
             protocols.resident_device(self._backend, self._options) is not None
         ):  # masks would have to go there
             graph = graph.copy()
-            seed_draws(graph)
+            replace_draws_by_seeded(graph)
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
         shapes: tuple[str, ...] = ()

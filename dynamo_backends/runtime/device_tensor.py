@@ -72,7 +72,7 @@ def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
     return [WriteItem(index=index, type=kind, tensor_data=data)], found is not None
 
 
-def chunks(handle: Tensor) -> list[Any]:
+def checkpoint_chunks(handle: Tensor) -> list[Any]:
     """Returns what this process has to read: all of it."""
     return [ChunkStorageMetadata(Size((0,) * handle.dim()), handle.shape)]
 
@@ -230,9 +230,9 @@ class DeviceTensor(Tensor):
         return items
 
     def __create_chunk_list__(self) -> list[Any]:
-        """See `chunks`."""
+        """See `checkpoint_chunks`."""
         self._is_in_parts = False
-        return chunks(self._handle)
+        return checkpoint_chunks(self._handle)
 
     def __get_tensor_shard__(self, _: Any) -> Tensor:
         """Returns what was announced last: this process's part, or all."""

@@ -46,7 +46,7 @@ Computer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _computers: dict[str, Computer] = {}
 
 
-def register_home(home: Home) -> None:
+def register_device(home: Home) -> None:
     """Lets a device be found by its name."""
     _homes[home.name] = home
 

@@ -28,7 +28,7 @@ from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.position_checks import marked
 from dynamo_backends.runtime.weight_binding import Policy, WeightBinding
 from dynamo_backends.verify import bisection
-from dynamo_backends.verify.first import Comparison, described_region
+from dynamo_backends.verify.first_call import Comparison, described_region
 
 log = logging.getLogger("dynamo_backends")
 

@@ -14,10 +14,10 @@ from dynamo_backends.graph.sizes import (
     SIZES,
     SizeReader,
     is_ranged,
-    opened,
     sizes_in,
     sizes_of,
     strides_of,
+    with_sizes_as_inputs,
 )
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.executable import Bound, Executable
@@ -173,7 +173,7 @@ class RangedCalls:
     """
 
     def __init__(self, graph: Graph):
-        self.graph, sizes = opened(graph)
+        self.graph, sizes = with_sizes_as_inputs(graph)
         strides = [_known(node, strides_of(node)) for node in graph.outputs]
         places = [graph.placeholders[i] for i in graph.activations]
         self._count = len(sizes)

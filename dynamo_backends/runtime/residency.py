@@ -28,7 +28,7 @@ class Residency:
 
     home: str | None
 
-    def around(self, run: Boxed, graph: fx.Graph) -> Boxed:
+    def wrap_compiled(self, run: Boxed, graph: fx.Graph) -> Boxed:
         """Returns a compiled graph of AOT Autograd's.
 
         Args:

@@ -15,7 +15,7 @@ from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Support
-from dynamo_backends.runtime.preparation import with_prologue
+from dynamo_backends.runtime.prepared_executables import with_prologue
 from dynamo_backends.runtime.ranged import for_range
 
 # Of PyTorch's own wheels.

@@ -11,7 +11,7 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_lock, fork_safe_rlock
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.runtime.preparation import (
+from dynamo_backends.runtime.prepared_executables import (
     LiveExecutable,
     PreparedExecutable,
     Run,

@@ -92,7 +92,7 @@ def _range(size: int, max_size: int) -> tuple[int, int]:
     return min(size.lower, int(size)), max(upper, int(size))
 
 
-def holds(served: Profile, wanted: Profile) -> bool:
+def profile_covers(served: Profile, wanted: Profile) -> bool:
     """Returns whether an engine serves the shapes that another profile is best for."""
     return served.keys() == wanted.keys() and all(
         served[name].holds(wanted[name].best) for name in wanted

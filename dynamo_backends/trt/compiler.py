@@ -9,7 +9,7 @@ from dynamo_backends.graph.sizes import forget_sizes, is_ranged
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.onnx.lowering import lower
-from dynamo_backends.runtime.preparation import Prologue
+from dynamo_backends.runtime.prepared_executables import Prologue
 from dynamo_backends.trt.building import Profile, Settings, build, profile, serialize
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
 from dynamo_backends.trt.program import Plan, SharedEngine

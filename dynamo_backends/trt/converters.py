@@ -20,7 +20,7 @@ from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import as_compile_error, first_line
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.plan import SUPPORTED, Support
-from dynamo_backends.runtime.preparation import PreparedExecutable, Run
+from dynamo_backends.runtime.prepared_executables import PreparedExecutable, Run
 from dynamo_backends.trt.backend import device_index, require_device
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.precision import DTYPES, reduce_precision

@@ -11,7 +11,7 @@ from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.preparation import Prologue
+from dynamo_backends.runtime.prepared_executables import Prologue
 from dynamo_backends.trt.device import driver, to_tensorrt
 from dynamo_backends.trt.engine import Engine
 from dynamo_backends.trt.program import Lease, SharedEngine

@@ -20,7 +20,7 @@ from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.load_or_compile import whole_executable
 from dynamo_backends.trt import vendor
-from dynamo_backends.trt.building import Profile, Range, Settings, describe, holds, joined
+from dynamo_backends.trt.building import Profile, Range, Settings, describe, joined, profile_covers
 from dynamo_backends.trt.device import driver, to_tensorrt
 from dynamo_backends.trt.engine import Engine
 from dynamo_backends.trt.options import TensorRTOptions
@@ -93,7 +93,7 @@ class Store:
 
 
 def _serves(program: SharedEngine, profile_for: ProfileFor) -> bool:
-    return holds(program.plan.profile, profile_for(program.plan.inputs))
+    return profile_covers(program.plan.profile, profile_for(program.plan.inputs))
 
 
 def _wider(served: Profile | None, wanted: Profile, settings: Settings) -> Profile:

@@ -24,7 +24,7 @@ from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.onnx import rules
+from dynamo_backends.onnx import exporter_lowerings as rules
 from dynamo_backends.onnx.dtypes import call_of
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.ort.compiler import compile_graph

@@ -60,7 +60,7 @@ class TVM(Backend):
 
     def keeps(self, options: TvmOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""
-        from dynamo_backends.tvm.rules import whole_operators
+        from dynamo_backends.tvm.exclusions import whole_operators
 
         return whole_operators()
 

@@ -17,8 +17,8 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.tvm.bitwise import BITWISE
 from dynamo_backends.tvm.dtypes import DTYPES, INTEGERS, NARROW, TO_TORCH
 from dynamo_backends.tvm.elementwise import ELEMENTWISE, reduced_extremum
+from dynamo_backends.tvm.normalization import STATISTICS
 from dynamo_backends.tvm.ordering import ORDERING
-from dynamo_backends.tvm.statistics import STATISTICS
 from dynamo_backends.tvm.vendor import ExportedProgramImporter, relax, te, topi
 
 Convert = Callable[[fx.Node], Any]
@@ -28,7 +28,8 @@ class Importer(ExportedProgramImporter):
     """TVM's importer, for one graph. `env` holds what its nodes have become.
 
     Args:
-        others: Values of nodes at other sizes (see `graph.elsewhere`), of a graph for a range.
+        others: Values of nodes at other sizes (see `graph.symbols.elsewhere`), of a graph for a
+            range.
         shapes: Shapes of parameters and slices some of whose sizes vary.
     """
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage
 from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, opened, sizes_of
+from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, sizes_of, with_sizes_as_inputs
 from dynamo_backends.graph.symbols import elsewhere
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.runtime.ranged import require_elements
@@ -28,7 +28,7 @@ def lower_ranged(graph: Graph) -> LoweredRelax:
         CompileError: It cannot be lowered for a range.
     """
     require_elements(graph)
-    wide = opened(graph)[0]
+    wide = with_sizes_as_inputs(graph)[0]
     module = promoted(wide)
     store(module.graph, wide)
     others = elsewhere(wide, module.graph)

@@ -8,7 +8,13 @@ from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.ranged import RangedLayout
 from dynamo_backends.tvm.program import RelaxProgram
-from dynamo_backends.tvm.runtime import Prepared, TvmExecutable, acceptable, as_tensor, own
+from dynamo_backends.tvm.runtime import (
+    Prepared,
+    TvmExecutable,
+    acceptable,
+    as_tensor,
+    clone_if_returned,
+)
 from dynamo_backends.tvm.session import Settings, use_threads
 
 
@@ -41,7 +47,9 @@ class RangedTvmExecutable(TvmExecutable):
             machines.append(machine)
             layout.require_shapes(results, numbers, "TVM")
             taken = known.union(map(Tensor.data_ptr, inputs))
-            results = [acceptable(own(x, taken), dense_strides(x.shape)) for x in results]
+            results = [
+                acceptable(clone_if_returned(x, taken), dense_strides(x.shape)) for x in results
+            ]
             return layout.export(results, numbers)
 
         run.keeps_alive = shared  # type: ignore[attr-defined]

@@ -100,7 +100,7 @@ class TvmExecutable(Executable):
             machines.append(machine)
             # An output that is an input, once optimised, is that tensor itself.
             taken = known.union(map(Tensor.data_ptr, given))
-            return [y(own(x, taken)) for y, x in zip(outputs, results, strict=True)]
+            return [y(clone_if_returned(x, taken)) for y, x in zip(outputs, results, strict=True)]
 
         run.keeps_alive = shared  # type: ignore[attr-defined]
         return run
@@ -226,7 +226,7 @@ def as_tensor(value: Any) -> Tensor:
     return value if type(value) is Tensor else torch.from_dlpack(value)
 
 
-def own(result: Tensor, taken: set[int]) -> Tensor:
+def clone_if_returned(result: Tensor, taken: set[int]) -> Tensor:
     """Returns a result in memory of its own, whose address is noted."""
     address = result.data_ptr()
     if address in taken and result.numel():

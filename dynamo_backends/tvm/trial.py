@@ -11,7 +11,7 @@ from torch import fx
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.interface.plan import Support
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.tvm import rules
+from dynamo_backends.tvm import exclusions as rules
 from dynamo_backends.tvm.compiler import compile_graph
 from dynamo_backends.tvm.converters import is_convertible
 from dynamo_backends.tvm.dtypes import DTYPES

@@ -11,7 +11,7 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import extract
 from dynamo_backends.interface.executable import Executable
-from dynamo_backends.verify.first import Comparison
+from dynamo_backends.verify.first_call import Comparison
 from dynamo_backends.verify.reference import Replay
 
 log = logging.getLogger("dynamo_backends")

@@ -24,7 +24,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.verify.mismatch import (
-    distance,
+    describe_distance,
     is_inexact,
     pattern_difference,
     value_difference,
@@ -149,7 +149,7 @@ def difference(
             wide = precise() if wide is None and callable(precise) else wide
             assert wide is not None
             if not is_accurate(e, r, wide[i], tolerance):
-                text = pattern_difference(e, r) or distance(e, r)
+                text = pattern_difference(e, r) or describe_distance(e, r)
         if text is not None:
             return f"output {i} {text}"
     return None
@@ -265,7 +265,7 @@ class Spread:
     @property
     def text(self) -> str:
         """Returns what is wrong with it if nothing explains it, in words."""
-        return pattern_difference(self._eagers, self._result) or distance(
+        return pattern_difference(self._eagers, self._result) or describe_distance(
             self._eagers, self._result
         )
 

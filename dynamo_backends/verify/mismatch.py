@@ -73,7 +73,7 @@ def pattern_difference(expected: Any, result: Any) -> str:
     return ""
 
 
-def distance(expected: Tensor, result: Tensor) -> str:
+def describe_distance(expected: Tensor, result: Tensor) -> str:
     """How far a result is off, in words."""
     if not is_inexact(expected):
         return f"differs from eager in {int((expected != result).sum())} elements"

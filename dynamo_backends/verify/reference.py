@@ -182,7 +182,7 @@ def _map_dtypes(value: Any) -> Any:
 _CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "cdouble"}
 
 
-def captured_in_float64(captured: fx.GraphModule) -> Callable[..., Any]:
+def captured_graph_in_float64(captured: fx.GraphModule) -> Callable[..., Any]:
     """A copy of a graph of Dynamo's that computes every floating-point value in float64.
 
     Its inputs must be in float64, too. Where the graph casts in ways that are not seen here, its

@@ -152,7 +152,7 @@ class Watch:
         return (now - busy - (self._system.own_s() - own)) / seconds
 
 
-def is_harmless(preemptions: int, seconds: float) -> bool:
+def is_undisturbed(preemptions: int, seconds: float) -> bool:
     """Returns whether a sample counts.
 
     Args:

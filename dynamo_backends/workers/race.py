@@ -26,7 +26,7 @@ from dynamo_backends.workers.contention import (
     System,
     Watch,
     free_processors,
-    is_harmless,
+    is_undisturbed,
 )
 from dynamo_backends.workers.progress import COUNTS
 from dynamo_backends.workers.statistics import Ratio, Timing, scatter, separate_speedup, speedup
@@ -59,14 +59,14 @@ class Samples:
             preemptions: While it was taken.
         """
         self.times.append(per_call)
-        self.quiet.append(is_harmless(preemptions, seconds))
+        self.quiet.append(is_undisturbed(preemptions, seconds))
 
     @property
     def enough(self) -> bool:
         """Returns whether there are as many undisturbed samples as are needed."""
         return sum(self.quiet) >= ENOUGH
 
-    def counted(self) -> list[float]:
+    def usable(self) -> list[float]:
         """Undisturbed samples; all of them if these are too few."""
         return self.undisturbed() if self.enough else list(self.times)
 
@@ -257,7 +257,7 @@ class Race:
         while len(times) < _WARMUP or (sum(times) < _WARMUP_S and len(times) < _MOST_REPEATS):
             before = self._system.preemptions()
             times.append(self._sample(run, self._least))
-            if is_harmless(self._system.preemptions() - before, times[-1] * self._least):
+            if is_undisturbed(self._system.preemptions() - before, times[-1] * self._least):
                 quiet.append(times[-1])
         return times, quiet
 
@@ -319,7 +319,7 @@ class Race:
         return undecided, going_on
 
     def _median(self, name: str) -> float:
-        return statistics.median(self._samples[name].counted())
+        return statistics.median(self._samples[name].usable())
 
     def _against(self, leader: str, name: str) -> Ratio:
         """Returns the leader's time over another's."""
@@ -353,7 +353,7 @@ class Race:
             self._watch.of_others(),
             free_processors(),
             1 - sum(quiet) / len(quiet) if quiet else 0.0,
-            max((scatter(self._samples[n].counted()) for n in active), default=0.0),
+            max((scatter(self._samples[n].usable()) for n in active), default=0.0),
             self._watch.idle(),
         )
 
@@ -367,7 +367,7 @@ class Race:
     ) -> Measured:
         raced = [n for n in self._samples if n not in hopeless]
         timings = {
-            n: Timing(n, tuple(self._samples[n].counted()), self._against(baseline, n))
+            n: Timing(n, tuple(self._samples[n].usable()), self._against(baseline, n))
             for n in raced
         }
         for name, seconds in hopeless.items():

@@ -215,7 +215,9 @@ class WorkerProcess:
         if self._niceness and os.name == "posix":
             with shareable() as (self._stopped, descriptor):
                 child = self._launched(descriptor)
-            give_way(child.pid, self._niceness)  # the imports, too, take seconds and all processors
+            lower_priority(
+                child.pid, self._niceness
+            )  # the imports, too, take seconds and all processors
         else:
             child = self._launched()
         answers: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -349,7 +351,7 @@ _ATTRIBUTES = struct.Struct("IIQiIQQQ")  # size, policy, flags, nice, priority, 
 # process can be given the longest one (`sched_attr.sched_runtime` in `man 2 sched_setattr`).
 # SCHED_IDLE would do as well, but such a process gets nothing where calls never pause, and may not
 # leave that class.
-def give_way(pid: int, niceness: int) -> None:
+def lower_priority(pid: int, niceness: int) -> None:
     """Lowers the priority of a process that was just started; threads that it starts inherit it.
 
     Args:

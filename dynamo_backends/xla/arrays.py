@@ -22,7 +22,7 @@ _CARRIERS = {
 }
 
 
-def to_numpy(tensor: Tensor) -> np.ndarray:
+def tensor_to_numpy(tensor: Tensor) -> np.ndarray:
     """Elements as a numpy array on the host, any dtype that XLA has; shared if possible."""
     tensor = in_row_major(tensor.cpu())
     carrier = _CARRIERS.get(tensor.dtype)
@@ -31,7 +31,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
     return tensor.view(carrier).numpy().view(to_jax(tensor.dtype))
 
 
-def from_numpy(array: np.ndarray) -> Tensor:
+def tensor_from_numpy(array: np.ndarray) -> Tensor:
     """Returns the tensor that shares a numpy array's memory, any dtype that XLA has."""
     for dtype, carrier in _CARRIERS.items():
         if array.dtype == to_jax(dtype):

@@ -21,7 +21,7 @@ from dynamo_backends.xla.late_scales import scale_late, share_heads
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
-from dynamo_backends.xla.preparation import translate
+from dynamo_backends.xla.preparation import jaxpr_to_instructions
 from dynamo_backends.xla.products import simplify_products, split_skinny
 from dynamo_backends.xla.repeated import may_fuse_products
 from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
@@ -86,7 +86,7 @@ def _compile_main(
 def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
     if program is None:
         return None
-    prepared = translate(program) if device.platform == "cpu" else None
+    prepared = jaxpr_to_instructions(program) if device.platform == "cpu" else None
     if prepared is not None:
         return prepared
     return _compile(_lower(program, device), device, runs_once=True)

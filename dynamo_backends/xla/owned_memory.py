@@ -17,7 +17,7 @@ from torch import Tensor
 from dynamo_backends._torch_private import is_private
 from dynamo_backends.graph.layouts import Importer
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.arrays import find_returned, to_numpy
+from dynamo_backends.xla.arrays import find_returned, tensor_to_numpy
 from dynamo_backends.xla.runtime import Device
 
 
@@ -109,7 +109,7 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
     if not is_movable(tensor, is_returned=buffer is not None):
         return None
     if buffer is None:
-        buffer = _jaxlib.copied(device.handle, to_numpy(importer(tensor)))
+        buffer = _jaxlib.copied(device.handle, tensor_to_numpy(importer(tensor)))
     owner = OwnedBuffer(buffer, tensor)
     _owned[owner.pointer] = owner
     tensor.data = owner.tensor()

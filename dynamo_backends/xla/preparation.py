@@ -195,7 +195,7 @@ class Preparation:
         return cls(tuple(map(tuple, constants)), tuple(made), tuple(outputs))
 
 
-def translate(prologue: core.ClosedJaxpr) -> Preparation | None:
+def jaxpr_to_instructions(prologue: core.ClosedJaxpr) -> Preparation | None:
     """Returns a prologue as instructions; None if it has an equation that there is none for."""
     jaxpr = prologue.jaxpr
     values = dict(zip(jaxpr.constvars, prologue.consts, strict=True))

@@ -20,12 +20,18 @@ from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
 from dynamo_backends.interface.errors import DeviceError, as_compile_error
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.forks import check_process
-from dynamo_backends.runtime.device_values import register_home
+from dynamo_backends.runtime.device_values import register_device
 from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.staging import stage
 from dynamo_backends.xla import _jaxlib, cuda, residents
-from dynamo_backends.xla.arrays import InFlight, from_numpy, note, to_numpy, worth_noting
+from dynamo_backends.xla.arrays import (
+    InFlight,
+    note,
+    tensor_from_numpy,
+    tensor_to_numpy,
+    worth_noting,
+)
 from dynamo_backends.xla.preparation import Preparation, equal_weights
 
 _LOOKED_FOR = 4
@@ -64,11 +70,11 @@ class Device:
 
     def upload(self, tensor: Tensor) -> Any:
         """See `Home.upload`."""
-        return _jaxlib.copied(self.handle, to_numpy(tensor))
+        return _jaxlib.copied(self.handle, tensor_to_numpy(tensor))
 
     def download(self, array: Any, flat: Tensor) -> None:
         """See `Home.download`."""
-        np.copyto(to_numpy(flat), np.asarray(array).reshape(-1))
+        np.copyto(tensor_to_numpy(flat), np.asarray(array).reshape(-1))
 
     def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
         """See `Home.part_of`."""
@@ -112,7 +118,7 @@ class Device:
             return from_dlpack(_jaxlib.export_dlpack(buffer)).to(device)
         if self.platform == "cuda" and self.shares_with(device):
             return cuda.export_buffers([buffer], self.index)[0]
-        return from_numpy(np.array(buffer)).to(device)
+        return tensor_from_numpy(np.array(buffer)).to(device)
 
 
 _lock = fork_safe_lock()
@@ -160,7 +166,7 @@ def open_device(platform: str, index: int = 0) -> Device:
     with _lock:
         device = _open(platform, index)
     if device.is_remote:
-        register_home(device)
+        register_device(device)
     check_process(device.pid, "XLA")
     return device
 

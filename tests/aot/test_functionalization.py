@@ -11,10 +11,11 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.program.functionalization import Functionalization
+from dynamo_backends.graph.checker import check
 from dynamo_backends.graph.decompositions import checked_decompositions
 from dynamo_backends.graph.graph import Graph, Input, Role, drop_dead
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
-from dynamo_backends.graph.passes import PassSequence, check
+from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import Property
 from dynamo_backends.interface.errors import StepCaptureError

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import OptionError, UnknownBackendError, optimize
-from dynamo_backends.capture.backends import resolve
+from dynamo_backends.capture.backend_resolution import resolve
 from tests.capture.programs import Counting, state, toy, wave
 
 

@@ -117,7 +117,7 @@ def test_a_broken_torch_does_not_stop_the_doctor(monkeypatch: pytest.MonkeyPatch
     def broken() -> Facts:
         raise RuntimeError("driver and library version mismatch")
 
-    monkeypatch.setattr(doctor, "look", broken)
+    monkeypatch.setattr(doctor, "collect_environment", broken)
     row = next(c for c in diagnose() if c.name == "NVIDIA GPU")
     assert (row.status, row.detail) == (
         "broken",

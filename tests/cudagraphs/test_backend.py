@@ -23,7 +23,7 @@ from dynamo_backends.conformance.weights.changes import net
 from dynamo_backends.cudagraphs.backend import CudaGraphsEager, make
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.interface import registry
-from dynamo_backends.runtime.preparation import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from tests import refusals
 from tests.backend_checks import SEMANTICS
 from tests.checking import aliases, copy_inputs, same, widen

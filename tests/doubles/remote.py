@@ -18,7 +18,7 @@ from jax._src.interpreters import mlir
 from torch import Tensor
 
 from dynamo_backends.xla import _jaxlib, options, runtime
-from dynamo_backends.xla.arrays import from_numpy, to_numpy
+from dynamo_backends.xla.arrays import tensor_from_numpy, tensor_to_numpy
 from dynamo_backends.xla.runtime import Device, open_device
 
 PLATFORM = "remote"
@@ -97,7 +97,7 @@ class RemoteDouble(Device):
 
     def upload(self, tensor: Tensor) -> Any:
         """See `Home.upload`: returns at once."""
-        array = np.array(to_numpy(tensor))
+        array = np.array(tensor_to_numpy(tensor))
         self.traffic.uploads.append(array.shape)
 
         def move() -> Any:
@@ -112,7 +112,7 @@ class RemoteDouble(Device):
         found = array.arrived()
         found.block_until_ready()
         time.sleep(self.traffic.seconds)
-        flat.copy_(from_numpy(np.array(found)).view(-1))
+        flat.copy_(tensor_from_numpy(np.array(found)).view(-1))
 
     def execute(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
         """See `Device.execute`."""

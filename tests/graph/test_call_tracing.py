@@ -12,7 +12,7 @@ from dynamo_backends.graph.decompose import replace
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.graph.numbers import has_forgotten
-from dynamo_backends.graph.sizes import Size, opened, sizes_in, sizes_of, strides_of
+from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of, strides_of, with_sizes_as_inputs
 from dynamo_backends.graph.specialize import specialize
 
 Function = Callable[[Tensor], Tensor]
@@ -53,7 +53,7 @@ KEPT: dict[str, Function] = {
 def test_sizes_are_kept(name: str):
     graph = replaced(KEPT[name])
     assert not has_forgotten(graph.module.graph)
-    complete, sizes = opened(graph)
+    complete, sizes = with_sizes_as_inputs(graph)
     x = torch.randn(7, 9)
     known = {
         s.expression: n

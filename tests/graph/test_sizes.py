@@ -11,7 +11,14 @@ from torch import Tensor
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import SIZES, Size, cap, is_ranged, ranges_of, sizes_of
+from dynamo_backends.graph.sizes import (
+    SIZES,
+    Size,
+    cap_sizes_at_current,
+    is_ranged,
+    ranges_of,
+    sizes_of,
+)
 from dynamo_backends.pipeline.captured import compile_captured
 
 
@@ -114,7 +121,7 @@ def test_ranges_are_those_that_the_user_gave_or_the_bounds():
         marks.append(fingerprint(graph, ranged=True))
     assert ranges == [[(2, 32), (2, None), (4, 64)], [(2, 64), (2, None), (4, 128)]]
     assert len(set(marks)) == 1
-    cap(graph)
+    cap_sizes_at_current(graph)
     assert ranges_of(graph) == [(2, 4), (2, 3), (4, 8)]
     assert fingerprint(graph, ranged=True) == marks[0]
 

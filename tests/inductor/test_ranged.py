@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import opened
+from dynamo_backends.graph.sizes import with_sizes_as_inputs
 from dynamo_backends.inductor.runtime import RangedRun
 from tests.test_ranges import Counting, Ranged, compiled
 
@@ -50,7 +50,7 @@ def graph_of_a_view() -> Graph:
     backend = Counting()
     backend.compile = lambda graph, options: graphs.append(graph) or Ranged(graph)  # type: ignore
     compiled(lambda x: x.view(x.shape[0] * 2, -1) + 1, backend)(torch.randn(3, 8))
-    return opened(graphs[0])[0]
+    return with_sizes_as_inputs(graphs[0])[0]
 
 
 def test_sizes_of_which_an_assumption_does_not_hold_get_programs_of_their_own():

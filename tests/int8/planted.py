@@ -18,7 +18,7 @@ from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.plan import SUPPORTED, Support
-from dynamo_backends.runtime.preparation import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import LiveExecutable
 
 aten = torch.ops.aten
 

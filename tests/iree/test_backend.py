@@ -95,7 +95,7 @@ def test_inputs_are_read_where_they_are_and_each_call_has_results_of_its_own():
     x = torch.randn(4, 6)
     function, _, executable = compiled(mlp(), x)
     view = executable._device.wrap(x)
-    assert executable._device.unwrap(view).data_ptr() == x.data_ptr()
+    assert executable._device.to_tensor(view).data_ptr() == x.data_ptr()
     checks.each_call_has_results_of_its_own(function, x)
 
 

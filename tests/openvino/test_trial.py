@@ -10,7 +10,8 @@ from torch.nn import functional as F
 import dynamo_backends
 from dynamo_backends import CompileError, FallbackRefusedError, LoweringError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.openvino import rules, trial
+from dynamo_backends.openvino import exclusions as rules
+from dynamo_backends.openvino import trial
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts

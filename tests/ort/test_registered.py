@@ -8,7 +8,7 @@ import torch
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.decompositions import every_rule
-from dynamo_backends.onnx import rules
+from dynamo_backends.onnx import exporter_lowerings as rules
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 import dynamo_backends
 from dynamo_backends import Support
-from dynamo_backends.onnx import rules
+from dynamo_backends.onnx import exporter_lowerings as rules
 from dynamo_backends.ort import trial
 from dynamo_backends.runtime.verdicts import Verdicts
 from tests.checking import check

@@ -10,7 +10,7 @@ import torch
 import dynamo_backends
 from dynamo_backends import PackageError
 from dynamo_backends.package import calls
-from dynamo_backends.package.checks import check_expression, check_target
+from dynamo_backends.package.checks import check_call_operator, check_expression
 
 
 def refusal(check: Callable[[str], None], text: str) -> str:
@@ -29,7 +29,7 @@ def refusal(check: Callable[[str], None], text: str) -> str:
      "torch.ops.prims.convert_element_type.default"],
 )  # fmt: skip
 def test_operators_are_allowed(target: str):
-    assert refusal(check_target, target) == ""
+    assert refusal(check_call_operator, target) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_operators_are_allowed(target: str):
 )  # fmt: skip
 def test_everything_else_is_refused(target: str):
     with pytest.raises(PackageError, match=r"no operator of torch's|not registered"):
-        check_target(target)
+        check_call_operator(target)
 
 
 def test_an_operator_that_is_not_registered_says_what_to_do():
     with pytest.raises(PackageError, match="import the package that brings it"):
-        check_target("torch.ops.someones_library.fused.default")
+        check_call_operator("torch.ops.someones_library.fused.default")
 
 
 @pytest.mark.parametrize(

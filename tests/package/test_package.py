@@ -354,7 +354,7 @@ def test_what_was_compared_when_it_was_saved_is_not_compared_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
     from dynamo_backends.package import loading
-    from dynamo_backends.verify.first import Comparison
+    from dynamo_backends.verify.first_call import Comparison
 
     path, compared = tmp_path / "m.dbp", []
     dynamo_backends.save(model, path, *call, backend="onnxrt", options={"verify": verify})

@@ -9,7 +9,7 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime import program
-from dynamo_backends.verify.first import Comparison
+from dynamo_backends.verify.first_call import Comparison
 from tests.test_ranges import Counting, Ranged, compiled
 
 events: list[str] = []

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import opened
+from dynamo_backends.graph.sizes import with_sizes_as_inputs
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.runtime.ranged import RangedLayout, require_elements
 from tests.graph.test_sizes import graphs_of, split
@@ -46,7 +46,7 @@ def test_a_result_of_another_shape_is_an_error():
 
 def test_sizes_that_a_program_is_given_come_first():
     graph = ranged(split)
-    sizes = opened(graph)[1]
+    sizes = with_sizes_as_inputs(graph)[1]
     layout = RangedLayout(graph, sizes)
     numbers = layout.numbers([torch.randn(5, 12)])
     assert (sizes, numbers[0]) == ([3], 5)

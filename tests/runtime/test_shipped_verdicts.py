@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.onnx import rules
+from dynamo_backends.onnx import exporter_lowerings as rules
 from dynamo_backends.ort import trial
 from dynamo_backends.runtime import processor, shipped_verdicts, verdicts
 from dynamo_backends.runtime.shipped_verdicts import (

@@ -111,7 +111,7 @@ def test_a_failing_execution_falls_back(double: Machine, monkeypatch: pytest.Mon
 
 def test_an_engine_of_another_graph_is_refused(double: Machine):
     from dynamo_backends.interface.errors import CompileError
-    from dynamo_backends.runtime.preparation import Prologue
+    from dynamo_backends.runtime.prepared_executables import Prologue
     from dynamo_backends.trt.runtime import TensorRTExecutable
 
     x = torch.randn(4, 6)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dynamo_backends.runtime.verdicts import Verdicts
 from dynamo_backends.tvm import trial
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
-from dynamo_backends.tvm.rules import WHOLE, whole_operators
+from dynamo_backends.tvm.exclusions import WHOLE, whole_operators
 from tests.checking import check
 
 NAN, INF = float("nan"), float("inf")

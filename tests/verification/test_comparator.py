@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dynamo_backends.verify.comparator import difference
-from dynamo_backends.verify.first import Comparison
+from dynamo_backends.verify.first_call import Comparison
 from tests.verification.test_doubt import traced
 
 INF, NAN = torch.inf, torch.nan

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.verify.first import Comparison, Outcome
+from dynamo_backends.verify.first_call import Comparison, Outcome
 from dynamo_backends.verify.reference import Replay
 
 aten = torch.ops.aten
@@ -242,7 +242,7 @@ def test_an_error_of_the_comparison_is_nobodys(
     def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(f"dynamo_backends.verify.first.{name}", fail)
+    monkeypatch.setattr(f"dynamo_backends.verify.first_call.{name}", fail)
     x = torch.randn(5)
     graph = traced(lambda x: (x.sin(), x.cos()) if saves else (x.sin().cos().sum(),), x)
     results = [torch.zeros(5), torch.zeros(5)] if saves else [torch.zeros(())]

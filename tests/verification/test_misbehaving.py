@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends import VerificationError
 from dynamo_backends.runtime.program import Block
-from dynamo_backends.verify.first import _are_equal, _sums
+from dynamo_backends.verify.first_call import _are_equal, _sums
 
 
 def returning(value: Any) -> Callable[[Sequence[Any], Any], Any]:
@@ -90,7 +90,7 @@ def test_it_is_an_error_with_fallback_error(fault: str, plant: Callable[[str], N
 def test_a_large_input_that_is_lost_is_an_error(
     plant: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("dynamo_backends.verify.first._SMALL", 0)
+    monkeypatch.setattr("dynamo_backends.verify.first_call._SMALL", 0)
     plant("weight")
     with torch.no_grad(), pytest.raises(VerificationError, match="what that held is lost"):
         torch.compile(Net(), backend="ts_trace", options={"cache": False})(torch.ones(2, 4))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends import compile_step
 from dynamo_backends.aot.step.program import copies, record_program, verified
-from dynamo_backends.aot.step.program.copies import Copies
+from dynamo_backends.aot.step.program.copies import TensorBackups
 from tests.verification.planted import Net, WrongStep
 from tests.verification.test_planted import Step
 
@@ -27,7 +27,7 @@ TENSORS = {
 def test_copies_are_what_was_there(in_memory: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copies, "IN_MEMORY", in_memory)
     tensors = {i: t.clone() for i, t in TENSORS.items()}
-    taken = Copies(tensors)
+    taken = TensorBackups(tensors)
     assert bool(taken._kept) == (in_memory > 0)
     for tensor in tensors.values():
         tensor.fill_(0)
@@ -45,7 +45,7 @@ def test_where_no_file_can_be_written_copies_are_in_memory(monkeypatch: pytest.M
 
     monkeypatch.setattr(copies, "IN_MEMORY", 0)
     monkeypatch.setattr(copies.tempfile, "TemporaryFile", fail)
-    taken = Copies({0: torch.ones(3)})
+    taken = TensorBackups({0: torch.ones(3)})
     assert torch.equal(taken.load()[0], torch.ones(3))
 
 

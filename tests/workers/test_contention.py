@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.workers.contention import Contention, System, Watch, is_harmless
+from dynamo_backends.workers.contention import Contention, System, Watch, is_undisturbed
 from dynamo_backends.workers.race import Measured, Race
 from tests.workers.planted_system import PlantedSystem
 
@@ -176,10 +176,10 @@ def test_others_disturb_if_they_have_more_than_is_free(others: float, free: int,
 
 
 def test_a_long_sample_may_be_interrupted_by_the_system_itself():
-    assert is_harmless(0, 0.0001)
-    assert not is_harmless(1, 0.001)
-    assert is_harmless(3, 0.1)
-    assert not is_harmless(20, 0.1)
+    assert is_undisturbed(0, 0.0001)
+    assert not is_undisturbed(1, 0.001)
+    assert is_undisturbed(3, 0.1)
+    assert not is_undisturbed(20, 0.1)
 
 
 def test_what_the_system_does_not_say_is_no_load():

@@ -27,14 +27,14 @@ def has_custom_slices() -> bool:
 
 def test_the_niceness_comes_on_top(sleeping: int):
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    worker_process.give_way(sleeping, 3)
+    worker_process.lower_priority(sleeping, 3)
     assert os.getpriority(os.PRIO_PROCESS, sleeping) == min(mine + 3, 19)
 
 
 @pytest.mark.skipif(not has_custom_slices(), reason="Linux before 6.12 has no slices to choose")
 def test_it_gets_the_longest_slice(sleeping: int):
     before = worker_process.slice_ns(sleeping)
-    worker_process.give_way(sleeping, 3)
+    worker_process.lower_priority(sleeping, 3)
     assert worker_process.slice_ns(sleeping) > before
     assert worker_process.slice_ns(os.getpid()) == before
 
@@ -43,12 +43,12 @@ def test_a_process_that_is_gone_is_left_alone():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     mine = os.getpriority(os.PRIO_PROCESS, 0), worker_process.slice_ns(os.getpid())
-    worker_process.give_way(process.pid, 3)
+    worker_process.lower_priority(process.pid, 3)
     assert (os.getpriority(os.PRIO_PROCESS, 0), worker_process.slice_ns(os.getpid())) == mine
 
 
 def test_an_unknown_machine_gets_the_niceness_alone(sleeping: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("platform.machine", lambda: "pdp11")
-    worker_process.give_way(sleeping, 3)
+    worker_process.lower_priority(sleeping, 3)
     assert os.getpriority(os.PRIO_PROCESS, sleeping) > os.getpriority(os.PRIO_PROCESS, 0)
     assert worker_process.slice_ns(sleeping) == 0

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.graph.decompositions import decompositions
-from dynamo_backends.xla.arrays import from_numpy, to_numpy
+from dynamo_backends.xla.arrays import tensor_from_numpy, tensor_to_numpy
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
@@ -55,5 +55,5 @@ def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         return [logical(v) for v in GraphLowering(gm.graph, LoweringOptions())(arrays)]
 
     with jax.enable_x64(True):
-        results = jax.jit(traced)(*[to_numpy(t) for t in inputs])
-        return [from_numpy(np.array(r)) if isinstance(r, jax.Array) else r for r in results]
+        results = jax.jit(traced)(*[tensor_to_numpy(t) for t in inputs])
+        return [tensor_from_numpy(np.array(r)) if isinstance(r, jax.Array) else r for r in results]

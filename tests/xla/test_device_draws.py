@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import compile_step
 from dynamo_backends.graph.counter_generator import SEEDED_DRAW, can_draw, threefry
-from dynamo_backends.graph.seeded_draws import seed_draws
+from dynamo_backends.graph.seeded_draws import replace_draws_by_seeded
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.pipeline import compiled_graph
 from dynamo_backends.runtime.device_tensor import DeviceTensor
@@ -223,10 +223,10 @@ def test_checkpoints_draw_the_same_when_one_half_runs_in_eager(
         if graph.kind == kind:
             failed.append(graph)
             raise CompileError("out of coffee")
-        return seed_draws(graph)
+        return replace_draws_by_seeded(graph)
 
     monkeypatch.delenv("DYNAMO_BACKENDS_CHECK")  # under which failures are raised
-    monkeypatch.setattr(compiled_graph, "seed_draws", seed)
+    monkeypatch.setattr(compiled_graph, "replace_draws_by_seeded", seed)
     run = torch.compile(_checkpointed, backend="openxla")
     found = []
     for function in (run, _checkpointed):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dynamo_backends.xla.arrays import to_numpy
+from dynamo_backends.xla.arrays import tensor_to_numpy
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
@@ -124,7 +124,7 @@ def products(fn: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> list[in
     gm, _ = capture(fn, *tensors)
     lower = GraphLowering(gm.graph, LoweringOptions())
     program = jax.make_jaxpr(lambda *arrays: [logical(x) for x in lower(arrays)])(
-        *map(to_numpy, tensors)
+        *map(tensor_to_numpy, tensors)
     )
     return [e.outvars[0].aval.size for e in program.eqns if e.primitive.name == "dot_general"]
 

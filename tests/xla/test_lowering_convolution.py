@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from tests.xla.harness import capture, to_numpy
+from tests.xla.harness import capture, tensor_to_numpy
 from tests.xla.lowering_checks import assert_like_eager, gradient
 
 CASES = [(1, 0, 1, 1), (2, 1, 1, 1), (1, 1, 2, 2), (3, 0, 1, 4), (1, 2, 2, 1)]
@@ -79,7 +79,7 @@ def test_an_image_is_transposed_once():
         return GraphLowering(gm.graph, LoweringOptions())(arrays)
 
     with jax.enable_x64(True):
-        jaxpr = jax.make_jaxpr(traced)(*(to_numpy(t) for t in tensors))
+        jaxpr = jax.make_jaxpr(traced)(*(tensor_to_numpy(t) for t in tensors))
     images = [
         e.invars[0].aval.shape
         for e in jaxpr.eqns

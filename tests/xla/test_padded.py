@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dynamo_backends.interface.report import record
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiled_graph import TRAINED
-from dynamo_backends.pipeline.shapes.bounds import round_up
+from dynamo_backends.pipeline.shapes.buckets import round_up
 from dynamo_backends.xla.lowering.padded import registry
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, elementwise
 from dynamo_backends.xla.lowering.padded.extents import Factor, extents_of, reshaped

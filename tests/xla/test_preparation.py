@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.xla.preparation import Preparation, translate
+from dynamo_backends.xla.preparation import Preparation, jaxpr_to_instructions
 
 TABLE = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -35,7 +35,7 @@ def arrays() -> list[np.ndarray]:
 def test_equals_what_xla_computes(name: str, precision: str):
     given = arrays()
     program = jax.make_jaxpr(PROLOGUES[name])(*given)
-    preparation = translate(program)
+    preparation = jaxpr_to_instructions(program)
     assert preparation is not None
     expected = jax.core.eval_jaxpr(program.jaxpr, program.consts, *given)
     before = torch.get_float32_matmul_precision()
@@ -61,18 +61,18 @@ def test_equals_what_xla_computes(name: str, precision: str):
     ids=["no instruction", "another dtype", "rounding", "a large constant"],
 )
 def test_what_has_no_instruction_is_left_to_xla(function):
-    assert translate(jax.make_jaxpr(function)(arrays()[0])) is None
+    assert jaxpr_to_instructions(jax.make_jaxpr(function)(arrays()[0])) is None
 
 
 def test_unknown_instructions_are_refused():
-    text = translate(jax.make_jaxpr(lambda a: [a + a])(arrays()[0])).dump()
+    text = jaxpr_to_instructions(jax.make_jaxpr(lambda a: [a + a])(arrays()[0])).dump()
     with pytest.raises(ValueError, match="unknown instructions: system"):
         Preparation.load(text.replace(b'"add"', b'"system"'))
 
 
 def test_results_do_not_keep_what_they_are_cut_from():
     program = jax.make_jaxpr(lambda a: list((a + 1).T[:, None]))(arrays()[0])
-    first, *_ = translate(program)([torch.from_numpy(arrays()[0])])
+    first, *_ = jaxpr_to_instructions(program)([torch.from_numpy(arrays()[0])])
     assert first.untyped_storage().nbytes() == first.numel() * 4
 
 

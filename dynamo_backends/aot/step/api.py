@@ -16,7 +16,7 @@ from dynamo_backends.aot.step.mesh.replicas import (
 )
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.step import Step
-from dynamo_backends.aot.step.wrapped_function import Precision, check_precision, in_bfloat16
+from dynamo_backends.aot.step.wrapped_function import Precision, check_precision_option, in_bfloat16
 from dynamo_backends.interface.errors import OptionError
 
 
@@ -89,7 +89,7 @@ def compile_step(
             "error".
     """
     _check_arguments(fallback, accumulate, mesh, python)
-    check_precision(precision)
+    check_precision_option(precision)
     models = _several(model, nn.Module, "model")
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
     replicas: list[Any] = []

@@ -188,7 +188,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "bf16")
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
-def check_precision(precision: Any) -> None:
+def check_precision_option(precision: Any) -> None:
     """Raises `OptionError` for a precision that there is not."""
     if precision not in PRECISIONS:
         hint = did_you_mean(str(precision), PRECISIONS)

@@ -19,14 +19,14 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
-from dynamo_backends.graph.sequence import PASSES
-from dynamo_backends.graph.sizes import cap
+from dynamo_backends.graph.passes import PASSES
+from dynamo_backends.graph.sizes import cap_sizes_at_current
 from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.interface.errors import NotPaddedError, brief_error
 from dynamo_backends.interface.protocols import Buckets
 from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.pipeline import background
-from dynamo_backends.pipeline.shapes.bounds import Demand, Rounding, Sizes, positions, waste
+from dynamo_backends.pipeline.shapes.buckets import Demand, Rounding, Sizes, positions, waste
 from dynamo_backends.pipeline.shapes.ranged import Proof
 from dynamo_backends.pipeline.shapes.strategy import Request
 from dynamo_backends.runtime.cache import LRU
@@ -342,7 +342,7 @@ class PaddedPrograms:
             log.info("sizes are not padded to %s: the graph is another one", bounds)
             return None
         self._note(mark, graph)
-        cap(graph)
+        cap_sizes_at_current(graph)
         try:
             program = self._build(graph)
         except NotPaddedError as error:

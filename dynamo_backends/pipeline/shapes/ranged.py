@@ -17,7 +17,7 @@ import sympy
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.numbers import has_forgotten
-from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.passes import PASSES
 from dynamo_backends.graph.sizes import inner_sizes
 from dynamo_backends.graph.specialize import Symbols
 from dynamo_backends.graph.symbols import symbol_ranges, symbol_values

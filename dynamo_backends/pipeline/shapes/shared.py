@@ -25,13 +25,13 @@ from torch import Tensor
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.passes import PASSES
 from dynamo_backends.graph.sizes import is_ranged, without_numbers
 from dynamo_backends.graph.specialize import complete, specialize
 from dynamo_backends.interface.errors import done_without
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport, Served
-from dynamo_backends.pipeline.description import describe_shapes
+from dynamo_backends.pipeline.reporting import describe_shapes
 from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
 from dynamo_backends.pipeline.shapes.strategy import Comparable, Compiled, Request
 from dynamo_backends.runtime.program import Program

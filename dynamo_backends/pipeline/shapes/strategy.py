@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sequence import PASSES
+from dynamo_backends.graph.passes import PASSES
 from dynamo_backends.interface.counters import PASSES as PASSES_STAGE
 from dynamo_backends.interface.counters import stage
 from dynamo_backends.interface.options import Options

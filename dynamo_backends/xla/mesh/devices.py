@@ -21,11 +21,11 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.interface.mesh import Mesh, Placement
-from dynamo_backends.runtime.device_values import register_home
+from dynamo_backends.runtime.device_values import register_device
 from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.ranks import Ranks, this_job
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.arrays import InFlight, from_numpy, to_numpy
+from dynamo_backends.xla.arrays import InFlight, tensor_from_numpy, tensor_to_numpy
 from dynamo_backends.xla.mesh.processes import join, leave_service
 from dynamo_backends.xla.runtime import Device
 
@@ -82,11 +82,11 @@ class MeshDevice(Device):
 
     def split(self, tensor: Tensor, sharding: NamedSharding) -> Any:
         """Returns a copy of a row-major tensor as an array on the mesh."""
-        return _jaxlib.split(to_numpy(tensor), sharding)
+        return _jaxlib.split(tensor_to_numpy(tensor), sharding)
 
     def join(self, tensor: Tensor, shape: Sequence[int], sharding: NamedSharding) -> Any:
         """Returns an array of which each process gives its part, a tensor."""
-        return _jaxlib.joined(to_numpy(tensor.contiguous()), shape, sharding)
+        return _jaxlib.joined(tensor_to_numpy(tensor.contiguous()), shape, sharding)
 
     def duplicated(self, array: Any, sharding: NamedSharding) -> Any:
         """A copy of an array, which may be given away; of several processes split as it is."""
@@ -115,14 +115,14 @@ class MeshDevice(Device):
             return
         part = self.ranks.wait(lambda: np.asarray(array.addressable_data(0)))
         if array.sharding.is_fully_replicated:
-            np.copyto(to_numpy(flat), part.reshape(-1))
+            np.copyto(tensor_to_numpy(flat), part.reshape(-1))
             return
-        whole = to_numpy(flat).reshape(array.shape)
+        whole = tensor_to_numpy(flat).reshape(array.shape)
         what = f"reads a tensor {array.dtype}{list(array.shape)} that is split"
         places = array.sharding.devices_indices_map(array.shape)
-        parts = self.ranks.joined(what, from_numpy(np.array(part)), patience=_PATIENCE)
+        parts = self.ranks.joined(what, tensor_from_numpy(np.array(part)), patience=_PATIENCE)
         for handle, each in zip(self._by_rank(), parts, strict=True):
-            whole[places[handle]] = to_numpy(each)
+            whole[places[handle]] = tensor_to_numpy(each)
 
     def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
         """See `Home.part_of`."""
@@ -130,7 +130,7 @@ class MeshDevice(Device):
             return None
         place = array.sharding.devices_indices_map(array.shape)[self.handle]
         part = self.ranks.wait(lambda: np.array(array.addressable_data(0)))
-        return tuple(each.start or 0 for each in place), from_numpy(part)
+        return tuple(each.start or 0 for each in place), tensor_from_numpy(part)
 
     def _by_rank(self) -> list[Any]:
         return sorted(self.handles, key=lambda device: device.process_index)
@@ -154,7 +154,7 @@ def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
             device = _across(platform, replace(mesh, kind=""), this_job())
         else:
             device = _open(platform, replace(mesh, kind=""))
-    register_home(device)
+    register_device(device)
     check_process(device.pid, "XLA")
     return device
 

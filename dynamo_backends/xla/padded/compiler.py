@@ -64,7 +64,7 @@ def numbers_of(graph: Graph) -> list[Size]:
     found: dict[sympy.Expr, Size] = {}
     for node in graph.module.graph.nodes:
         for size in sizes_in(node.meta.get(SIZES)):
-            if not grows(size.expression):
+            if not is_nondecreasing(size.expression):
                 raise NotPaddedError(str(node.target), f"a size of it is {size.expression}")
             found.setdefault(size.expression, size)
     for size in all_sizes(graph):
@@ -72,17 +72,17 @@ def numbers_of(graph: Graph) -> list[Size]:
     return [size for expression, size in found.items() if expression.free_symbols]
 
 
-def grows(expression: sympy.Expr) -> bool:
+def is_nondecreasing(expression: sympy.Expr) -> bool:
     """Returns whether an expression never falls when its symbols, which are not negative, grow."""
     if expression.is_Integer or expression.is_Symbol:
         return True
     if isinstance(expression, sympy.Add):
-        return all(map(grows, expression.args))
+        return all(map(is_nondecreasing, expression.args))
     if isinstance(expression, sympy.Mul):
         factor, rest = expression.as_coeff_Mul()
         if factor != 1 and not isinstance(rest, sympy.Mul):
-            return bool(factor.is_Integer and factor > 0) and grows(rest)
-        return all(grows(a) and _is_positive(a) for a in expression.args)
+            return bool(factor.is_Integer and factor > 0) and is_nondecreasing(rest)
+        return all(is_nondecreasing(a) and _is_positive(a) for a in expression.args)
     if isinstance(expression, sympy.Pow):
         return bool(expression.exp.is_Integer and expression.exp > 0) and _grows_from_zero(
             expression.base
@@ -90,12 +90,12 @@ def grows(expression: sympy.Expr) -> bool:
     name = type(expression).__name__
     if name in ("FloorDiv", "CleanDiv"):
         numerator, divisor = expression.args
-        return bool(divisor.is_Integer and divisor > 0) and grows(numerator)
-    return name in ("Max", "Min") and all(map(grows, expression.args))
+        return bool(divisor.is_Integer and divisor > 0) and is_nondecreasing(numerator)
+    return name in ("Max", "Min") and all(map(is_nondecreasing, expression.args))
 
 
 def _grows_from_zero(expression: sympy.Expr) -> bool:
-    return grows(expression) and _is_positive(expression)
+    return is_nondecreasing(expression) and _is_positive(expression)
 
 
 def _is_positive(expression: sympy.Expr) -> bool:

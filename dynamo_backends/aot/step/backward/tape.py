@@ -17,9 +17,9 @@ from torch.utils.hooks import RemovableHandle
 
 from dynamo_backends._torch_private import accumulation
 from dynamo_backends._torch_private.nodes import (
+    autograd_node_class,
     edge_of,
     is_accumulation,
-    kind_of_node,
     make_gradients,
 )
 from dynamo_backends._torch_private.placeholders import (
@@ -406,7 +406,7 @@ class GraphNode:
 
     def __getattr__(self, name: str) -> Any:
         """Sends the step on in eager for any other attribute of a node."""
-        kind = kind_of_node(self._name)
+        kind = autograd_node_class(self._name)
         if self.is_past or (kind is not None and not hasattr(kind, name)):
             raise AttributeError(f"{self._name!r} object has no attribute {name!r}")
         self._passes.session.go_eager("looks at the autograd graph (grad_fn)")

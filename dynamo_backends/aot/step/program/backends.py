@@ -63,7 +63,7 @@ class StepBackend:
 
     @property
     def draws_seeds(self) -> bool:
-        """Returns whether steps draw from seeds that torch draws (see `seed_draws`)."""
+        """Returns whether steps draw from seeds that torch draws (`replace_draws_by_seeded`)."""
         return self.home is not None and self.target is None
 
 

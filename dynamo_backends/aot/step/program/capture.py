@@ -18,7 +18,7 @@ from dynamo_backends._torch_private import (
     mark_generator_state,
 )
 from dynamo_backends.aot.step.program.optimizer_calls import take_traced_step
-from dynamo_backends.aot.step.program.optimizers import refusing_new_state, traced_settings
+from dynamo_backends.aot.step.program.optimizer_state import refusing_new_state, traced_settings
 from dynamo_backends.aot.step.program.recording import (
     WHAT_TO_DO,
     Definition,

@@ -21,7 +21,7 @@ log = logging.getLogger("dynamo_backends")
 IN_MEMORY = 1 << 26  # bytes; more go to a file
 
 
-class Copies:
+class TensorBackups:
     """The contents that tensors have now."""
 
     def __init__(self, tensors: Mapping[int, Tensor]):
@@ -52,7 +52,7 @@ def all_or_nothing(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Inside: a step in eager. If it fails, tensors and gradients are what they were before."""
     gradients = [t.grad for t in tensors]
     living = [*tensors, *(g for g in gradients if g is not None)]
-    copies = Copies({i: t.detach() for i, t in enumerate(living)})
+    copies = TensorBackups({i: t.detach() for i, t in enumerate(living)})
     try:
         yield
     except BaseException:

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import state_of_generator
 from dynamo_backends.graph.graph import Graph, Input, Role, source_line
 from dynamo_backends.graph.random import is_random
-from dynamo_backends.graph.seeded_draws import seed_draws
+from dynamo_backends.graph.seeded_draws import replace_draws_by_seeded
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -76,7 +76,7 @@ def hoist(graph: Graph, seeded: bool = False) -> tuple[Graph, Draws]:
         StepCaptureError: A checkpoint draws again in a way that depends on data.
     """
     draws = _share_redrawn([node for node in graph.calls if is_random(node)])
-    if seeded and seed_draws(graph):
+    if seeded and replace_draws_by_seeded(graph):
         draws = [node for node in graph.calls if is_random(node)]
     if any(node.all_input_nodes for node in draws) or not all(map(_is_one_tensor, draws)):
         return graph, Draws()

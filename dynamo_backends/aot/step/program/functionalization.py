@@ -19,7 +19,7 @@ from dynamo_backends._torch_private import FakeTensorMode, OpOverload
 from dynamo_backends.aot.step.program.recording import WHAT_TO_DO, Recording
 from dynamo_backends.graph.graph import Graph, Input, Role, drop_dead, source_line
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
-from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE, Inference
 from dynamo_backends.interface.errors import StepCaptureError
 

@@ -22,7 +22,7 @@ def take_traced_step(
     """Takes an optimizer's step in a trace; it is taken back where gradients overflowed."""
     formula = formula_of(optimizer)
     with (
-        substitution.optimizer_step(optimizer),
+        substitution.inside_optimizer_step(optimizer),
         _restoring(substitution.all_fakes, overflows),
         equal_updates(optimizer, substitution.fake, substitution.scalars.forget),
     ):

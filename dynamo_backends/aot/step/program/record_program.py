@@ -22,7 +22,7 @@ from dynamo_backends.aot.step.program.capture import record
 from dynamo_backends.aot.step.program.draws import hoist
 from dynamo_backends.aot.step.program.functionalization import functionalize
 from dynamo_backends.aot.step.program.mesh_layout import layout_of
-from dynamo_backends.aot.step.program.optimizers import NewStateError
+from dynamo_backends.aot.step.program.optimizer_state import NewStateError
 from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.straight_line import StraightLine
 from dynamo_backends.aot.step.program.verified import VerifiedStep
@@ -35,7 +35,7 @@ from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.partition import count_ops
-from dynamo_backends.graph.passes import PassSequence
+from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.position_checks import (
     PositionChecks,
     with_position_checks,

@@ -12,7 +12,7 @@ from torch import Tensor
 from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of
 from dynamo_backends.aot.step.program.backends import StepBackend, step_backend
 from dynamo_backends.aot.step.program.mesh_layout import move_written
-from dynamo_backends.aot.step.program.optimizers import NewStateError, create_state
+from dynamo_backends.aot.step.program.optimizer_state import NewStateError, create_state
 from dynamo_backends.aot.step.program.record_program import TRACING, RecordProgram
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.record.segment import Segment

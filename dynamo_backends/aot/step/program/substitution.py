@@ -25,7 +25,7 @@ from dynamo_backends._torch_private import (
     unwrapped,
 )
 from dynamo_backends.aot.step.program import rewrites
-from dynamo_backends.aot.step.program.optimizers import has_formulas_for_graphs
+from dynamo_backends.aot.step.program.optimizer_state import has_formulas_for_graphs
 from dynamo_backends.aot.step.program.scalars import Rank, Scalars, as_item
 from dynamo_backends.aot.step.record.abstract import fake_of
 from dynamo_backends.aot.step.source_lines import name_of, user_line
@@ -96,7 +96,7 @@ class Substitution(TorchFunctionMode):
         return self._reals.get(id(result), result) if isinstance(result, Tensor) else result
 
     @contextlib.contextmanager
-    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    def inside_optimizer_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Inside: an optimizer's step runs."""
         self.in_optimizer = True
         self._reads_state = has_formulas_for_graphs(optimizer)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.program.copies import Copies
+from dynamo_backends.aot.step.program.copies import TensorBackups
 from dynamo_backends.aot.step.program.programs import CopyingProgram, is_borrowed
 from dynamo_backends.graph.aliasing import tensor_bytes
 from dynamo_backends.graph.graph import Graph
@@ -22,7 +22,7 @@ from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.atomic import write
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.verify.comparator import Comparator
-from dynamo_backends.verify.first import acts_on, described_region, guarded
+from dynamo_backends.verify.first_call import acts_on, described_region, guarded
 from dynamo_backends.verify.mismatch import is_inexact, shape_difference
 from dynamo_backends.verify.reference import Replay
 
@@ -128,7 +128,7 @@ class StepComparison:
         self._reduced = reduced
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         self._before: dict[int, Tensor] = {}  # samples
-        self._copies: Copies | None = None
+        self._copies: TensorBackups | None = None
         self._expected: dict[int, Any] = {}
         self._stride = 1
         self.unverified = next(filter(None, map(acts_on, graph.calls)), "")
@@ -145,7 +145,7 @@ class StepComparison:
         self.seconds += time.perf_counter() - start
 
     def _run_eager(self) -> None:
-        self._copies = Copies({i: self._inputs[i].detach() for i in self._updated})
+        self._copies = TensorBackups({i: self._inputs[i].detach() for i in self._updated})
         self._before = {
             i: self._sampled(place, self._inputs[i].detach()).clone()
             for place, i in enumerate(self._updated)

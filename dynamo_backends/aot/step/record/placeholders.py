@@ -93,7 +93,7 @@ Placeholder.__name__ = Placeholder.__qualname__ = "Tensor"  # as in messages of 
 _OWN = ("step_value",)
 
 
-def placeholder_of(spec: TensorSpec, value: int) -> Placeholder:
+def make_placeholder_tensor(spec: TensorSpec, value: int) -> Placeholder:
     """Makes a placeholder for the result of a recorded call."""
     placeholder: Placeholder = make_wrapper(Placeholder, spec)
     placeholder.step_value = value

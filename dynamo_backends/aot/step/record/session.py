@@ -19,12 +19,12 @@ from dynamo_backends._torch_private.placeholders import (
 from dynamo_backends.aot.step.backward.checkpoints import must_stop
 from dynamo_backends.aot.step.backward.tape import current_tape, proceed
 from dynamo_backends.aot.step.record.abstract import AbstractRecorder
-from dynamo_backends.aot.step.record.backward_passes import NestedPasses
-from dynamo_backends.aot.step.record.comparisons import (
+from dynamo_backends.aot.step.record.argument_matching import (
     NO_COMPARISON,
     Comparison,
     comparison_of,
 )
+from dynamo_backends.aot.step.record.backward_passes import NestedPasses
 from dynamo_backends.aot.step.record.cuts import Segments
 from dynamo_backends.aot.step.record.handlers import ARITHMETIC, HANDLERS, native, takes_tensor
 from dynamo_backends.aot.step.record.recorder import Recorder, Refusal

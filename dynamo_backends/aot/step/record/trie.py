@@ -20,7 +20,7 @@ from dynamo_backends.aot.step.backward.hooks import NodeHooks
 from dynamo_backends.aot.step.record.placeholders import (
     TensorSpec,
     has_attributes,
-    placeholder_of,
+    make_placeholder_tensor,
 )
 from dynamo_backends.aot.step.record.templates import (
     Items,
@@ -246,7 +246,7 @@ class Trie:
         """Returns a tensor of the call that is replayed; results are placeholders."""
         value = self.values[number]
         if value is None and self.kinds[number] == "result":
-            value = self.values[number] = placeholder_of(self.specs[number], number)
+            value = self.values[number] = make_placeholder_tensor(self.specs[number], number)
             self.attributes[number] = vars(value)
         return value
 

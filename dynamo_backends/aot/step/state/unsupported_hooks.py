@@ -125,8 +125,8 @@ def _of_parameter(name: str, parameter: Tensor) -> str | None:
 def has_global_hooks() -> bool:
     """Returns whether the user has hooks of all modules or optimizers of the process.
 
-    Frozen weights have one of this package (`runtime.freezing`): a program of a step counts the
-    versions of what it updates, which tells them as well.
+    Frozen weights have one of this package (`runtime.weight_binding`): a program of a step counts
+    the versions of what it updates, which tells them as well.
     """
     if not any(_GLOBAL_HOOKS):
         return False

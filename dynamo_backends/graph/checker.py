@@ -1,0 +1,192 @@
+"""Checks the properties of the normal form (`graph.properties`)."""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends._torch_private import HigherOrderOperator, OpOverload, is_composite
+from dynamo_backends.graph.aliasing import outputs_to_replay
+from dynamo_backends.graph.canonicalize import canonicalize
+from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.graph import Graph, Role
+from dynamo_backends.graph.propagate import data_dependent, mismatches
+from dynamo_backends.graph.properties import NORMAL_FORM, Property
+from dynamo_backends.graph.random import DRAWS, is_bound_to_data, is_random
+from dynamo_backends.graph.sizes import is_symbolic
+from dynamo_backends.interface.errors import NormalFormError
+
+
+@functools.cache
+def _functions() -> frozenset[Callable[..., Any]]:
+    """Python functions of the dialect."""
+    symbolic = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
+    arithmetic = [f for m in (operator, math) for f in vars(m).values() if callable(f)]
+    return frozenset((*DRAWS, *symbolic, *arithmetic))
+
+
+def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | None:
+    """Returns why a call is not of the dialect; None if it is.
+
+    Args:
+        node: A `call_function` node.
+        keep: What the backend takes whole; None: do not ask whether the call is decomposed.
+    """
+    target = node.target
+    if isinstance(target, OpOverload):
+        if keep is not None and target in decompositions(()) and target not in keep:
+            return f"{target} is composite and was not decomposed"
+        if is_composite(target) and not target._schema.name.startswith("aten::sym_"):
+            return f"{target} is made of other operators; torch replaces it while tracing"
+        return None
+    if isinstance(target, HigherOrderOperator) or target in _functions():
+        return None
+    return f"{target} is not an operator overload"
+
+
+def writes(node: fx.Node) -> bool:
+    """Returns whether a call writes to one of its arguments."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+_SHOWN = 5
+
+
+def check(
+    graph: Graph, properties: Collection[Property] = NORMAL_FORM, when: str = "at the check"
+) -> None:
+    """Checks a graph; it is not changed.
+
+    Args:
+        graph: The graph.
+        properties: What it has to have.
+        when: Said in the message.
+
+    Raises:
+        NormalFormError: It lacks some; the message has the first violations of each.
+    """
+    found = [line for p in violations(graph, properties) for line in p]
+    if found:
+        listing = "\n  ".join(found)
+        raise NormalFormError(
+            f"{when}, a graph is not in the form that is expected:\n  {listing}\n{graph.text()}"
+        )
+
+
+def violations(graph: Graph, properties: Collection[Property]) -> Iterator[list[str]]:
+    """Yields each property that a graph lacks, by name, with the place."""
+    for each in Property:  # in order: later checks rely on earlier ones
+        if each not in properties:
+            continue
+        found = list(_CHECKS[each](graph))
+        if found:
+            more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+            yield [f"{each.name}: {text}" for text in (*found[:_SHOWN], *more)]
+            if each is Property.ORDERED:
+                return
+
+
+def _ordered(graph: Graph) -> Iterator[str]:
+    try:
+        graph.module.graph.lint()
+    except RuntimeError as error:
+        yield str(error)
+    past_placeholders = False
+    names: set[str] = set()
+    for node in graph.module.graph.nodes:
+        if node.name in names:
+            yield f"two nodes are called {node.name}"
+        names.add(node.name)
+        if node.op == "placeholder" and past_placeholders:
+            yield f"placeholder {node.name} comes after a call"
+        past_placeholders |= node.op != "placeholder"
+    if not isinstance(graph.module.graph.output_node().args[0], list | tuple):
+        yield "the output is not a sequence"
+
+
+def _functional(graph: Graph) -> Iterator[str]:
+    for node in graph.calls:
+        if writes(node):
+            yield f"{node.name}: {node.target} writes to an argument"
+
+
+def _dialect(graph: Graph) -> Iterator[str]:
+    for node in graph.module.graph.nodes:
+        if node.op in ("call_method", "call_module"):
+            yield f"{node.name} is a {node.op}"
+        elif node.op == "call_function":
+            reason = why_not(node)
+            if reason is not None:
+                yield f"{node.name}: {reason}"
+
+
+def _roles(graph: Graph) -> Iterator[str]:
+    names = [p.name for p in graph.placeholders]
+    inputs = [x.name for x in graph.inputs]
+    if names != inputs:
+        yield f"placeholders {names} do not match inputs {inputs}"
+        return
+    for place, x in zip(graph.placeholders, graph.inputs, strict=True):
+        if (x.role is Role.SYMBOL) == isinstance(place.meta.get("val"), Tensor):
+            yield f"{x.name} has the role {x.role.value} and the value {place.meta.get('val')}"
+        if x.frozen and graph.kind != "inference":
+            yield f"{x.name} is frozen in a {graph.kind} graph"
+    for node in graph.module.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(graph.module, node.target, None), Tensor):
+            yield f"the constant {node.name} is not a placeholder"
+
+
+def _typed(graph: Graph) -> Iterator[str]:
+    return mismatches(graph)
+
+
+def _live(graph: Graph) -> Iterator[str]:
+    for node in graph.calls:
+        if not node.users and not node.is_impure():
+            yield f"{node.name}: nobody reads it"
+
+
+def _canonical(graph: Graph) -> Iterator[str]:
+    copy = graph.copy()
+    before = {node.name: node.format_node() for node in copy.calls}
+    if canonicalize(copy):
+        after = {node.name: node.format_node() for node in copy.calls}
+        for name, text in before.items():
+            if after.get(name) != text:
+                yield f"{text} should be {after.get(name, 'left out')}"
+
+
+def _static(graph: Graph) -> Iterator[str]:
+    dependent = data_dependent(graph)
+    for node in (*graph.placeholders, *graph.calls):
+        if is_symbolic(node.meta.get("val")) and node not in dependent:
+            yield f"{node.name} has symbolic sizes"
+
+
+def _draws_apart(graph: Graph) -> Iterator[str]:
+    for node in graph.calls:
+        if is_random(node) and is_bound_to_data(node):
+            yield f"{node.name} draws in the shape of a tensor that it need not wait for"
+
+
+def _outputs_apart(graph: Graph) -> Iterator[str]:
+    for i, base in outputs_to_replay(graph).items():
+        yield f"output {i} shares the memory of {base.name} with another output"
+
+
+_CHECKS: dict[Property, Callable[[Graph], Iterator[str]]] = {
+    Property.ORDERED: _ordered,
+    Property.FUNCTIONAL: _functional,
+    Property.DIALECT: _dialect,
+    Property.ROLES: _roles,
+    Property.TYPED: _typed,
+    Property.LIVE: _live,
+    Property.CANONICAL: _canonical,
+    Property.STATIC: _static,
+    Property.DRAWS_APART: _draws_apart,
+    Property.OUTPUTS_APART: _outputs_apart,
+}

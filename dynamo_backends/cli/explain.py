@@ -52,22 +52,7 @@ _ROUNDS = 20  # for a page
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="see below")
-    parser.add_argument(
-        "--traffic", type=path, metavar="FILE.json", help="calls of several sizes, see below"
-    )
-    parser.add_argument("--backend", default="openxla", help="a name that torch.compile takes")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="an option of the backend; a value that is not a Python literal is a string",
-    )
-    parser.add_argument("--batch", type=positive,
-        help="batch size (default: 2, or what a function in a file has as default)")  # fmt: skip
-    parser.add_argument("--small", action="store_true", help="hf: 2 layers, 512 words")
-    parser.add_argument("--train", action="store_true", help="training mode, with gradients")
+    model_arguments(parser)
     parser.add_argument("--dynamic", action="store_true", help="symbolic sizes from the start")
     parser.add_argument(
         "--bisect", action="store_true", help="if a graph is wrong, find the wrong operators"
@@ -80,6 +65,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of timing rounds, in eager and compiled (--html: 20)")  # fmt: skip
 
 
+def model_arguments(
+    parser: argparse.ArgumentParser, has_backend: bool = True, is_one_call: bool = False
+) -> None:
+    """Declares the arguments that say what is compiled, and with what.
+
+    Args:
+        parser: Gets them.
+        has_backend: Whether the user names a backend.
+        is_one_call: Whether it is one call, for inference.
+    """
+    parser.set_defaults(traffic=None, train=False)
+    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="see below")
+    if not is_one_call:
+        parser.add_argument(
+            "--traffic", type=path, metavar="FILE.json", help="calls of several sizes, see below"
+        )
+        parser.add_argument("--train", action="store_true", help="training mode, with gradients")
+    if has_backend:
+        parser.add_argument("--backend", default="openxla", help="a name that torch.compile takes")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the backend; a value that is not a Python literal is a string",
+    )
+    parser.add_argument("--batch", type=positive,
+        help="batch size (default: 2, or what a function in a file has as default)")  # fmt: skip
+    parser.add_argument("--small", action="store_true", help="hf: 2 layers, 512 words")
+
+
 def run(args: argparse.Namespace) -> int:
     """Prints the explanation; returns the exit status."""
     options = parse_options(args.option)
@@ -87,25 +103,12 @@ def run(args: argparse.Namespace) -> int:
         from dynamo_backends.bench.packages import import_jinja2
 
         import_jinja2()  # now, not after minutes
-    progress = Console(stderr=True)
-    waiting: Waiting = progress.status if progress.is_terminal else nullcontext
-    with waiting("building the model"):
-        import torch
+    import torch
 
-        from dynamo_backends.cli import models
-        from dynamo_backends.cli.models import load
-
-        torch.manual_seed(0)
-        given = models.read(args.traffic) if args.traffic else None
-        model = args.model or (given.model if given is not None else "")
-        loaded = load(model, batch=args.batch, small=args.small)
-        if isinstance(loaded.model, torch.nn.Module):
-            loaded.model.train(args.train)
-        calls = [(loaded.args, loaded.kwargs)]
-        if given is not None:
-            calls = [models.arguments(loaded, call) for call in given.calls]
+    waiting = waiting_line()
+    model, calls = built(args, waiting)
     with torch.set_grad_enabled(args.train):
-        explanation, times = _explained(args, options, loaded.model, calls, waiting)
+        explanation, times = _explained(args, options, model, calls, waiting)
     if args.json:
         measured = {} if times is None else {"times": times.to_dict()}
         print(json.dumps(explanation.to_dict() | measured, indent=2))
@@ -118,6 +121,38 @@ def run(args: argparse.Namespace) -> int:
         page = explained_page(explanation, times, command)
         args.html.write_text(page, encoding="utf-8")
     return 0
+
+
+def waiting_line() -> Waiting:
+    """Returns what shows a line on a terminal while something is done."""
+    progress = Console(stderr=True)
+    return progress.status if progress.is_terminal else nullcontext
+
+
+def built(args: argparse.Namespace, waiting: Waiting) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Builds the model that a command line names.
+
+    Args:
+        args: See `model_arguments`.
+        waiting: See `waiting_line`.
+
+    Returns:
+        The model, and positional and keyword arguments of each call.
+    """
+    with waiting("building the model"):
+        import torch
+
+        from dynamo_backends.cli import models
+
+        torch.manual_seed(0)
+        given = models.read(args.traffic) if args.traffic else None
+        name = args.model or (given.model if given is not None else "")
+        loaded = models.load(name, batch=args.batch, small=args.small)
+        if isinstance(loaded.model, torch.nn.Module):
+            loaded.model.train(args.train)
+        if given is None:
+            return loaded.model, [(loaded.args, loaded.kwargs)]
+        return loaded.model, [models.arguments(loaded, call) for call in given.calls]
 
 
 def _print(explanation: "Explanation", times: "Times | None") -> None:

@@ -4,11 +4,12 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from typing import Any
 
 from dynamo_backends import __version__
 from dynamo_backends.cli import (
     bench,
+    building,
     cache,
     conformance,
     doctor,
@@ -19,13 +20,16 @@ from dynamo_backends.cli import (
 )
 from dynamo_backends.interface.errors import DynamoBackendsError
 
-_COMMANDS: dict[str, ModuleType] = {
+_COMMANDS: dict[str, Any] = {
     "list": listing,
     "doctor": doctor,
     "explain": explain,
     "cache": cache,
     "bench": bench,
     "conformance": conformance,
+    "compile": building.Compile,
+    "tune": building.Tune,
+    "save": building.Save,
     "inspect": inspecting,
     "verify": verifying,
 }

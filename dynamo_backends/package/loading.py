@@ -70,6 +70,7 @@ def load(
         try:
             module = _loaded(archive, strict, checkpoint)
             place = None if checkpoint is None else os.path.abspath(checkpoint)
+            module.machine = archive.manifest["machine"]
             module.source = Source(os.path.abspath(path), archive.digest, strict, place)
             return module
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -1,17 +1,32 @@
 """Describes what executables depend on (versions, processor, settings), and compares it."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
+from dynamo_backends.interface.mesh import size_text
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import versions
 from dynamo_backends.runtime import processor
 from dynamo_backends.runtime.cache import source_digest
+
+
+def facts(backend: str, tensors: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> str:
+    """Returns backend, weights and versions of a package, for the `repr` of what it is loaded as.
+
+    Args:
+        backend: Name of the backend that runs it.
+        tensors: Its weights, or the state of a step.
+        saved: What `described` gave when it was saved; empty: it was not loaded from a file.
+    """
+    size = size_text(sum(tensor.nbytes for tensor in tensors))
+    versions = ", ".join(f"{k} {v}" for k, v in saved.get("packages", {}).items())
+    saved_with = f", saved with {versions}" if versions else ""
+    return f"backend={backend!r}, {len(tensors)} tensors of {size}{saved_with}"
 
 
 def described(backend: Backend | None, options: Options | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import functools
 import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from dynamo_backends.graph.sizes import Size
 from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.inputs import Arguments
+from dynamo_backends.package.machine import facts
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.package.structure import decoded
 
@@ -62,9 +64,11 @@ class PackagedModule(nn.Module):
         notes: The same.
         reports: The same.
         source: Where it was loaded from.
+        machine: Versions and machine of the process that saved it.
     """
 
     source: Source | None = None
+    machine: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self,
@@ -160,7 +164,7 @@ class PackagedModule(nn.Module):
 
     def extra_repr(self) -> str:
         """Returns what `print` shows of the module."""
-        return f"{self._name}({self.calls}), backend={self.backend!r}"
+        return f"{self._name}({self.calls}), {facts(self.backend, self._weights, self.machine)}"
 
     def _called(
         self,
@@ -180,7 +184,17 @@ class PackagedModule(nn.Module):
 
 
 _FIXED = frozenset(
-    {"_arguments", "_portable", "_results", "_run", "_weights", "notes", "portable", "reports"}
+    {
+        "_arguments",
+        "_portable",
+        "_results",
+        "_run",
+        "_weights",
+        "machine",
+        "notes",
+        "portable",
+        "reports",
+    }
 )
 """Attributes that a copy shares, since nothing changes them."""
 

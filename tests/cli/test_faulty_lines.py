@@ -171,6 +171,8 @@ OTHERS = (
     *("inspect empty.dbp", "inspect ~/none.dbp", "inspect ~nobody/x.dbp"),
     *("verify", "verify none.dbp", "verify dir.dbp", "verify not.dbp", "verify zip.dbp"),
     *("verify not.dbp --checkpoint none", "verify not.dbp --strict"),
+    *("compile", "compile nope", "compile none.py:f", "tune none.py:f --budget 0", "tune nope"),
+    *("save", "save none.py:f", "save none.py:f --train", "save none.py:f --backend nope"),
     *("cache", "cache nope", "cache show", "cache show nope", "cache show \0"),
     *("cache export", "cache export dir.json", "cache export none/x.json", "cache import"),
     *("cache import none.json", "cache import dir.json", "cache import bad.json"),

@@ -1,5 +1,7 @@
 """What comes out of a package is what went in."""
 
+import copy
+import re
 import threading
 import warnings
 from pathlib import Path
@@ -125,7 +127,11 @@ def test_explain_says_what_runs_where(packages: Any):
     assert said.reports[0].cache_hits == 1
     assert "aten.native_layer_norm.default" in said.graphs[0].operators
     assert "onnxrt" in str(said)
-    assert "onnxrt" in repr(module)
+    shown = repr(module)
+    assert "backend='onnxrt'" in shown
+    assert re.search(r"\d tensors of [\d.]+ K?i?B, saved with torch ", shown)
+    assert "onnxruntime 1." in shown
+    assert repr(copy.deepcopy(module)) == shown
 
 
 def test_the_portable_form_computes_the_same(packages: Any, model: Small, call: Any):

@@ -219,6 +219,7 @@ def test_closures_numbers_and_names_are_kept(tmp_path: Path):
         assert ours[1:3] == theirs[1:3] == (0.5, "done")
         is_same([ours[0], *ours[3:]], [theirs[0], theirs[3].detach(), theirs[4]])
     assert "float32[2], {'x': float32[2, 3], 'not read': float32[3]}, 0.5" in repr(loaded)
+    assert f"2 tensors of 32 B, saved with torch {torch.__version__})" in repr(loaded)
     text = r"arguments\[0\]\[2\] is 0.25, and .* saved for 0.5.*gets a tensor there"
     with pytest.raises(PackageError, match=text):
         loaded(*given[:2], 0.25)

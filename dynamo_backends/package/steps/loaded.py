@@ -13,6 +13,7 @@ from dynamo_backends.aot.step.program.record_program import TRACING, SentNumbers
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.package.machine import facts
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.steps.described import Described
 from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, Found, decoded, matched
@@ -42,6 +43,7 @@ class LoadedStep:
         backend: Name of the backend that runs it.
         notes: The same.
         reports: That report.
+        machine: Versions and machine of the process that saved it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class LoadedStep:
         self.backend = report.backend
         self.reports = (report,)
         self.notes = tuple(notes)
+        self.machine: Mapping[str, Any] = {}
         self.program: StepProgram
         self._described = described
         count = len(described.slots)
@@ -197,7 +200,8 @@ class LoadedStep:
     def __repr__(self) -> str:
         """Returns what `print` shows of the step."""
         described = self._described
-        return f"LoadedStep({described.name}({described.calls}), backend={self.backend!r})"
+        about = facts(self.backend, self._tensors, self.machine)
+        return f"LoadedStep({described.name}({described.calls}), {about})"
 
     def _filled(self, node: Mapping[str, Any]) -> Any:
         sources: dict[str, Callable[[int], Any]] = {

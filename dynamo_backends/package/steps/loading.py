@@ -84,6 +84,7 @@ def _loaded(archive: Archive, strict: bool) -> LoadedStep:
     report = GraphReport(make.backend, "step", executables=1, blocks=1)
     report.ops_on_backend = len(found.targets)
     loaded = LoadedStep(found, tensors, report, manifest["notes"])
+    loaded.machine = manifest["machine"]
     make.program(loaded, report)
     report.cache_hits = int(loaded.program.from_disk)
     seconds = time.perf_counter() - start

@@ -131,7 +131,7 @@ def _compile(args: argparse.Namespace, backend: str, options: dict[str, Any]) ->
     """Calls a compiled model until nothing is compiled any more, and prints what was."""
     import torch
 
-    from dynamo_backends.capture.backends import resolve
+    from dynamo_backends.capture.backend_resolution import resolve
     from dynamo_backends.capture.warming import warm_up_calls
 
     resolved = resolve(backend, options)

@@ -44,7 +44,7 @@ def aot_autograd(**compilers: Any) -> Callable[..., Any]:
 
 
 def aot_cache_is_enabled() -> bool:
-    """Returns whether torch keeps what AOT Autograd makes now for later processes."""
+    """Returns whether torch caches AOT Autograd's output for later processes."""
     from torch._functorch import config
 
     kept: bool = torch._dynamo.config.caching_precompile or config.bundled_autograd_cache

@@ -156,7 +156,7 @@ class _StancePerThread:
 
 
 class SharedPatch:
-    """A change of Dynamo that lasts as long as anybody, in any thread, is using it."""
+    """A reference-counted patch of Dynamo: made by its first user, undone by the last."""
 
     def __init__(self) -> None:
         self._lock = fork_safe_lock()
@@ -227,7 +227,7 @@ def is_compiled(fn: Any) -> bool:
 
 
 def wrap_to_run_only(fn: Any, hook: Callable[[], Callable[[], Any]]) -> Any:
-    """A function or module under Dynamo's "run what is compiled", with a hook around each call."""
+    """Wraps a function so that only compiled code runs, with a hook around each call."""
     from torch._dynamo.eval_frame import DisableContext, RunOnlyContext
 
     class RunOnly(RunOnlyContext):

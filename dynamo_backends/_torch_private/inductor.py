@@ -365,7 +365,7 @@ def import_inductor() -> None:
 
 
 def register_channels_last_fallback(operator: Any) -> None:
-    """Inductor is to call an operator as it is, with images that are channels last.
+    """Registers an operator as a fallback of Inductor whose 4-D arguments must be channels-last.
 
     Args:
         operator: Its arguments that are nodes of four dimensions get that memory format.

@@ -28,7 +28,7 @@ def edge_of(tensor: Tensor) -> tuple[Any, int]:
 
 
 def autograd_node_class(name: str) -> type | None:
-    """The class of nodes with a name, such as AddmmBackward0; None for those of functions."""
+    """Returns the C++ class of autograd nodes of a name such as "AddmmBackward0"."""
     kind: type | None = getattr(torch._C._functions, name, None)
     return kind
 

@@ -141,7 +141,7 @@ def _same(convert: Any) -> Any:
 
 
 def wrap_frame_conversion(context: Any, around: Around) -> None:
-    """Lets Dynamo's decorator work on each frame inside a context manager.
+    """Makes Dynamo's conversion of a frame run inside a context manager.
 
     Args:
         context: What `torch._dynamo.optimize` returns.

@@ -1,0 +1,1 @@
+"""AOT Autograd: forward and backward graphs, and whole training steps (`aot.step`)."""

@@ -59,7 +59,7 @@ def measure_all(run: Run, cells: Sequence[Cell], how: How, path: Path, console: 
 
 @contextmanager
 def exit_cleanly_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, and the one that measures with it."""
+    """Makes SIGTERM end the process as Ctrl-C does, inside a `with` block."""
     handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         yield

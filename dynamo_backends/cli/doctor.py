@@ -310,7 +310,7 @@ GPU_BACKENDS: tuple[GpuBackend, ...] = (
 
 
 def collect_environment() -> Facts:
-    """Reads the driver, the toolkit and the packages of this machine."""
+    """Collects what this machine has: drivers, toolkits, versions."""
     import torch
 
     from dynamo_backends.bench.environment import driver_version

@@ -133,7 +133,7 @@ def _each_size(
 
 @CHECKS.each({f"{name}, {how}": (name, how) for name in MODELS for how in HOW})
 def check_model_at_several_sizes(subject: Subject, value: tuple[str, str]) -> None:
-    """A model on inputs of several sizes, forth and back."""
+    """Checks that a model gives eager's results on inputs of several sizes, up and down."""
     name, how = value
     make, inputs = MODELS[name]
     given = inputs()

@@ -74,7 +74,7 @@ class Recording:
         )
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Launches the graph on such inputs."""
+        """Copies the inputs into the graph's static buffers, replays it, and returns outputs."""
         given = [inputs[i] for i in self._copied]
         with self._order.lock:
             self._order.enter()

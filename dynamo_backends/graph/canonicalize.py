@@ -45,7 +45,7 @@ IDENTITIES = frozenset(
 
 
 def canonicalize(graph: Graph) -> bool:
-    """See the module's docstring.
+    """Rewrites every call to one canonical form, in place; returns whether anything changed.
 
     Requires: normal form. Ensures: normal form, `CANONICAL`; same bits.
     """

@@ -47,7 +47,7 @@ _FREE: dict[object, Callable[[fx.Node], Request]] = {
 
 
 def replace_draws_by_seeded(graph: Graph) -> bool:
-    """Replaces calls that draw by functions of seeds, in place.
+    """Replaces random operators by functions of seeds that torch draws, in place.
 
     Requires: normal form, draws apart from data. Ensures: normal form.
 

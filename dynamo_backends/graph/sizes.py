@@ -277,7 +277,7 @@ def ranges_of(graph: Graph, exact: bool = True) -> list[tuple[int, int | None]]:
 
 
 def cap_sizes_at_current(graph: Graph) -> None:
-    """Makes the sizes of a graph the largest ones that it is for."""
+    """Sets the upper bound of every size in the graph to its current value."""
     for size in all_sizes(graph):
         size.upper = int(size)
 
@@ -413,7 +413,7 @@ def _in_terms_of(
 
 
 def with_sizes_as_inputs(graph: Graph) -> tuple[Graph, list[Size]]:
-    """A copy of a graph in which sizes that vary are further inputs, after all others.
+    """Returns a copy of a graph whose symbolic sizes are further inputs, and what they are.
 
     So it computes what the graph stands for in calls of every size.
 

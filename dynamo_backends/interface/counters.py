@@ -23,7 +23,7 @@ class Counted:
                 setattr(self, name, getattr(self, name) + value)
 
     def as_dict(self, prefix: str = "") -> dict[str, float]:
-        """Returns all counts, by names with a prefix."""
+        """Returns all counters as a dict, with a prefix before each name."""
         return {prefix + name: value for name, value in vars(self).items()}
 
 

@@ -69,7 +69,7 @@ class CompileError(DynamoBackendsError):
 
 
 class NotPaddedError(DynamoBackendsError):
-    """An executable for smaller sizes than it was compiled for cannot be made of a graph.
+    """A graph cannot be compiled for padded inputs.
 
     Attributes:
         reason: Why, in words for the user.
@@ -130,7 +130,7 @@ class ModelError(DynamoBackendsError):
 
 
 class ForkedProcessError(DynamoBackendsError):
-    """A runtime that was started before `fork()` was called in the child process."""
+    """A forked child uses a runtime that was started before the fork."""
 
 
 @contextlib.contextmanager

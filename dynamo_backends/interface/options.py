@@ -99,7 +99,7 @@ class Options:
 
     @property
     def verifies_whole_graph(self) -> bool:
-        """Returns whether captured graphs, not their blocks, are compared with eager."""
+        """Whether verification compares the whole captured graph with eager, not each block."""
         return False
 
     @property

@@ -20,7 +20,7 @@ def element_type(source: Output) -> Type:
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """Lists the outputs that an operation reads."""
+    """Returns the OpenVINO outputs that a node reads."""
     return [node.input_value(i) for i in range(node.get_input_size())]
 
 

@@ -123,6 +123,6 @@ def _writer(tensor: Tensor) -> Callable[[int], None]:
 
 
 def preserves_nonempty(node: fx.Node) -> bool:
-    """Returns whether the result of a call has elements if its inputs have."""
+    """Returns whether a call on inputs that are not empty always has a result that is not empty."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags or node.target in (aten.view.default, aten.reshape.default)

@@ -56,7 +56,7 @@ def check_program(program: Mapping[str, Any]) -> None:
 
 @functools.cache
 def check_call_operator(target: str) -> None:
-    """Checks the name of what a graph calls.
+    """Checks that a call's target in a stored graph names a function that may be called.
 
     Raises:
         PackageError: It is no operator of torch's, or none that is registered here.

@@ -73,7 +73,7 @@ def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
 
 
 def checkpoint_chunks(handle: Tensor) -> list[Any]:
-    """Returns what this process has to read: all of it."""
+    """Returns chunk metadata (torch.distributed.checkpoint) of a tensor that is not sharded."""
     return [ChunkStorageMetadata(Size((0,) * handle.dim()), handle.shape)]
 
 

@@ -47,7 +47,7 @@ _computers: dict[str, Computer] = {}
 
 
 def register_device(home: Home) -> None:
-    """Lets a device be found by its name."""
+    """Registers a device under its name, so that tensors can be mapped back to it."""
     _homes[home.name] = home
 
 

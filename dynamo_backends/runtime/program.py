@@ -46,7 +46,7 @@ def pick(positions: Sequence[int]) -> Getter:
 
 
 class Block:
-    """A part of the graph that a backend runs, with its frozen weights and its way back to eager.
+    """A compiled part of a graph, with its frozen weights and the eager original.
 
     Args:
         graph: The block; its module is the eager original. Sizes among its inputs are for that.

@@ -29,7 +29,7 @@ class Residency:
     home: str | None
 
     def wrap_compiled(self, run: Boxed, graph: fx.Graph) -> Boxed:
-        """Returns a compiled graph of AOT Autograd's.
+        """Wraps a graph's compiled function: its results stay on the device until they are read.
 
         Args:
             run: From the pipeline.

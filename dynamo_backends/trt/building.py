@@ -93,7 +93,7 @@ def _range(size: int, max_size: int) -> tuple[int, int]:
 
 
 def profile_covers(served: Profile, wanted: Profile) -> bool:
-    """Returns whether an engine serves the shapes that another profile is best for."""
+    """Returns whether an optimization profile covers the optimal shapes of another one."""
     return served.keys() == wanted.keys() and all(
         served[name].holds(wanted[name].best) for name in wanted
     )

@@ -227,7 +227,7 @@ def as_tensor(value: Any) -> Tensor:
 
 
 def clone_if_returned(result: Tensor, taken: set[int]) -> Tensor:
-    """Returns a result in memory of its own, whose address is noted."""
+    """Returns a result, cloned if a result at the same address was returned before."""
     address = result.data_ptr()
     if address in taken and result.numel():
         return result.clone()

@@ -153,7 +153,7 @@ class Watch:
 
 
 def is_undisturbed(preemptions: int, seconds: float) -> bool:
-    """Returns whether a sample counts.
+    """Returns whether a timing sample had few enough preemptions to count.
 
     Args:
         preemptions: Preemptions of this process while it was taken.

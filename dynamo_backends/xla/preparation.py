@@ -196,7 +196,7 @@ class Preparation:
 
 
 def jaxpr_to_instructions(prologue: core.ClosedJaxpr) -> Preparation | None:
-    """Returns a prologue as instructions; None if it has an equation that there is none for."""
+    """Converts the jaxpr of the weights' prologue to instructions that torch runs."""
     jaxpr = prologue.jaxpr
     values = dict(zip(jaxpr.constvars, prologue.consts, strict=True))
     constants: dict[Any, tuple[str, Sequence[int], Sequence[Any]]] = {}

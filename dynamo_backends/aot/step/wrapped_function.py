@@ -189,7 +189,7 @@ _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad
 
 
 def check_precision_option(precision: Any) -> None:
-    """Raises `OptionError` for a precision that there is not."""
+    """Raises OptionError unless the option `precision` is "float32" or "bf16"."""
     if precision not in PRECISIONS:
         hint = did_you_mean(str(precision), PRECISIONS)
         raise OptionError(f"precision must be 'float32' or 'bf16', not {precision!r}.{hint}")

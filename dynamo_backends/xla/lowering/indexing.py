@@ -52,7 +52,7 @@ def _key(indices: Indices) -> tuple[Any, ...]:
 
 @lowers("index.Tensor", "_unsafe_index.Tensor", layout=Layout.RAW, when=_reads_by_mask)
 def index(self: Value, indices: Sequence[Value | None]) -> Value:
-    """Reads at index tensors; reading pixels of an image keeps its channels last."""
+    """Lowers aten.index to a gather; indexing pixels of a channels-last image keeps the layout."""
     places = [logical(i) for i in indices]
     if isinstance(self, ChannelsLast) and places[:2] == [None, None]:
         spatial = [i for i in places[2:] if i is not None]

@@ -22,7 +22,7 @@ IN_MEMORY = 1 << 26  # bytes; more go to a file
 
 
 class TensorBackups:
-    """The contents that tensors have now."""
+    """Copies of tensors' contents, made before a step overwrites them."""
 
     def __init__(self, tensors: Mapping[int, Tensor]):
         self._kinds = {i: empty_as(t, "meta") for i, t in tensors.items()}

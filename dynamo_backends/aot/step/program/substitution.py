@@ -97,7 +97,7 @@ class Substitution(TorchFunctionMode):
 
     @contextlib.contextmanager
     def inside_optimizer_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Inside: an optimizer's step runs."""
+        """Marks, inside a `with` block, that an optimizer's step is being traced."""
         self.in_optimizer = True
         self._reads_state = has_formulas_for_graphs(optimizer)
         try:

@@ -94,7 +94,7 @@ _OWN = ("step_value",)
 
 
 def make_placeholder_tensor(spec: TensorSpec, value: int) -> Placeholder:
-    """Makes a placeholder for the result of a recorded call."""
+    """Makes the tensor that stands for a result which a replay has not computed yet."""
     placeholder: Placeholder = make_wrapper(Placeholder, spec)
     placeholder.step_value = value
     return placeholder

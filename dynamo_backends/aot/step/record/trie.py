@@ -178,7 +178,7 @@ class Node:
 
 
 class Trie:
-    """The records that begin at one place of a step.
+    """The prefix tree of recorded torch calls from one point of a step on.
 
     Attributes:
         root: Before the first call.

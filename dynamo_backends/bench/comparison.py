@@ -66,7 +66,7 @@ class Change:
 
     @property
     def about_eager(self) -> str:
-        """What eager's own times say of the machine, in words; empty: they agree."""
+        """Returns what eager's own times say of the machine, in words; empty: they agree."""
         took = _times_as_long(self.before.eager_s, self.after.eager_s)
         if self.ratio is None or 1 / _EAGERS <= took <= _EAGERS:
             return ""

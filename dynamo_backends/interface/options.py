@@ -99,7 +99,7 @@ class Options:
 
     @property
     def verifies_whole_graph(self) -> bool:
-        """Whether verification compares the whole captured graph with eager, not each block."""
+        """Returns whether verification compares whole captured graphs, not each block."""
         return False
 
     @property

@@ -1,4 +1,4 @@
-"""The backend `iree`."""
+"""Defines the backend `iree`."""
 
 from dynamo_backends.interface.compiler import compiler
 

@@ -35,7 +35,7 @@ class BrokenDown(CompileError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How programs are compiled.
+    """The settings with which programs are compiled.
 
     Attributes:
         level: "O0" to "O3".
@@ -50,7 +50,7 @@ class Settings:
     seconds: float = 1800.0
 
     def arguments(self) -> list[str]:
-        """These settings as flags of `iree-compile`."""
+        """Returns these settings as flags of `iree-compile`."""
         tiling = f"--iree-opt-data-tiling={str(self.data_tiling).lower()}"
         return [*_BASE, f"--iree-opt-level={self.level}", tiling, *self.flags]
 

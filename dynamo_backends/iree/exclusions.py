@@ -1,4 +1,4 @@
-"""Which calls are not given to IREE although it would compile them."""
+"""Lists calls that are not given to IREE although it would compile them."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def is_unsettled_at_infinity(node: fx.Node) -> bool:
 
 
 def right_operand(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """Of a sum of products: the right operand, and how many products are summed; else None."""
+    """Returns the right operand of a sum of products, and how many are summed; else None."""
     place = _PRODUCTS.get(str(node.target).removeprefix("aten."))
     operand: Any = node.args[place] if place is not None else None
     if not isinstance(operand, fx.Node):

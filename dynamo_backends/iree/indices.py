@@ -24,7 +24,7 @@ class Index:
 
     Attributes:
         node: The tensor.
-        size: Of the dimension that it goes along.
+        size: Size of the dimension that it goes along.
         element: Its place in a list of indices; None where it is an argument itself.
     """
 
@@ -35,7 +35,7 @@ class Index:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Where a kind of call has its index tensors.
+    """The places of index tensors in a kind of call.
 
     Attributes:
         place: Position of the argument.

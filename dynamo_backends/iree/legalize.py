@@ -164,7 +164,7 @@ def _erfc(x: Tensor) -> Tensor:
 
 
 def _pow(x: Tensor, exponent: float) -> Tensor:
-    """As eager's kernels do, of which those of float16 have no roots."""
+    """Computes powers as eager's kernels do, of which those of float16 have no roots."""
     if x.dtype == torch.float16:
         return torch.pow(x, exponent)
     if exponent == 0.5:
@@ -216,7 +216,7 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
 
 
 def _position(extremum: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Of the extremum, or of the first NaN."""
+    """Returns the position of the extremum, or of the first NaN."""
 
     def spelled(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         nan = x != x

@@ -89,7 +89,7 @@ ENTRY = "main"
 
 @dataclass(frozen=True)
 class IreeInputMap:
-    """Which inputs of a graph go where; the others are not read.
+    """The positions at which a graph's inputs enter; the others are not read.
 
     Attributes:
         arguments: Positions of the inputs that are arguments of the function, in its order.
@@ -113,7 +113,7 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
 
     Args:
         graph: In normal form, for concrete shapes. It is not changed.
-        name: Of the function.
+        name: Name of the function.
         ranged: The function is for all sizes that the symbols allow; those among arguments are
             further arguments of it (see `graph.sizes.with_sizes_as_inputs`).
 

@@ -20,7 +20,7 @@ _BYTES = (torch.int8, torch.uint8)
 
 
 class IreeExecutable(Executable):
-    """A compiled graph.
+    """The executable of one graph compiled by IREE.
 
     Weights of floating-point types become parameters of the program when they are bound, which
     packs them as its kernels want them; that takes no compilation. Other weights are arguments.
@@ -193,5 +193,5 @@ def load(parts: Mapping[str, bytes], graph: Graph, device: Device) -> IreeExecut
 
 
 def kind(ranged: bool) -> type[IreeExecutable]:
-    """Of executables: for a range, or for the sizes of one call."""
+    """Returns the kind of executables: for a range, or for the sizes of one call."""
     return RangedIreeExecutable if ranged else IreeExecutable

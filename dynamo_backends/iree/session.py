@@ -98,7 +98,7 @@ class Loaded:
 
         Args:
             parameters: Row-major CPU tensors.
-            name: Of the function to run.
+            name: Name of the function to run.
         """
         device = self.device
         modules = [runtime.create_hal_module(device.instance, device.handle), self._module]
@@ -126,7 +126,7 @@ class Started:
         self._lock = fork_safe_lock()  # contexts run one call at a time
 
     def __call__(self, views: Sequence[Any], results: int) -> list[Tensor]:
-        """Runs the function.
+        """Runs the function of the module.
 
         Args:
             views: Its arguments: from `Device.wrap`, and integers.

@@ -71,7 +71,7 @@ class _Trial:
 def verdict(
     node: fx.Node, settings: Settings, keep: bool, beside: Iterable[fx.Node] = ()
 ) -> Verdict:
-    """What is known about a call, after trials if need be.
+    """Returns what is known about a call, after trials if need be.
 
     Args:
         node: The call.
@@ -98,7 +98,7 @@ def verdict(
 def _undecided(
     calls: Iterable[fx.Node], settings: Settings, keep: bool
 ) -> Iterator[tuple[str, fx.Node]]:
-    """Those calls on which there is no verdict, one of each kind."""
+    """Returns those calls on which there is no verdict, one of each kind."""
     seen: set[str] = set()
     for call in calls:
         if _untriable(call) is None and (kind := _kind(call, settings)) not in seen:
@@ -220,7 +220,7 @@ def _try_together(trials: Sequence[_Trial], settings: Settings, found: Found) ->
 
 
 def _run(trial: _Trial, program: bytes) -> str | None:
-    """What is wrong with a compiled call; None if nothing is."""
+    """Returns what is wrong with a compiled call; None if nothing is."""
     lowered = trial.lowered
     try:
         executable = IreeExecutable(

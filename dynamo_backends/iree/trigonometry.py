@@ -18,7 +18,7 @@ _BITS = 29  # products with the 24 of float32 have 53
 
 
 def _turns(power: int) -> tuple[float, ...]:
-    """How many turns 2**power is, without whole ones; as a sum whose last part alone is rounded."""
+    """Returns the fraction of turns that 2**power is, as a sum whose last part is rounded."""
     number = 2**power / (2 * _PI) % 1
     parts = []
     for _ in range(2):
@@ -37,7 +37,7 @@ _SINE = (-0.1666665952120798, 0.008333065430712062, -0.00019809539021951164, 2.6
 
 
 def _choose(size: Tensor, values: Sequence[float]) -> Tensor:
-    """Of a value for each of `_POWERS` that of numbers of a size."""
+    """Selects, from a value for each of `_POWERS`, that of numbers of a size."""
     chosen = torch.full((), values[0], dtype=size.dtype)
     for least, value in zip(_LEAST, values[1:], strict=True):
         chosen = torch.where(size >= least, torch.full((), value, dtype=size.dtype), chosen)

@@ -1,4 +1,4 @@
-"""The backend `tvm`."""
+"""Defines the backend `tvm`."""
 
 from dynamo_backends.interface.compiler import compiler
 

@@ -160,7 +160,7 @@ def _differs(importer: Any, node: fx.Node) -> Any:
 
 
 def _negated(importer: Any, node: fx.Node) -> Any:
-    """Of a comparison in the same loop, TVM's own makes the opposite one, which NaN fails, too."""
+    """Negates a comparison; TVM's own makes the opposite one, which NaN fails, too."""
     (x,) = importer.retrieve_args(node)
     x = x if str(x.ty.dtype) == "bool" else importer.emit(op.astype(x, "bool"))
     return importer.emit(op.bitwise_not(x))
@@ -263,7 +263,7 @@ def _number_of_two(better: Callable[[Any, Any], Any]) -> Callable[[Any, fx.Node]
 
 
 def _remainder(importer: Any, node: fx.Node) -> Any:
-    """Of the sign of the divisor; TVM's own of a number and an infinity is NaN."""
+    """Computes a remainder with the divisor's sign; TVM's of infinity is NaN."""
     x, y = importer.retrieve_args(node)
     dtype, emit = DTYPES[node.meta["val"].dtype], importer.emit
     if "float" not in dtype:

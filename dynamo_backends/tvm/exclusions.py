@@ -1,4 +1,4 @@
-"""Which calls are not given to TVM although its importer would convert them, and which whole."""
+"""Lists calls that are not given to TVM although its importer would convert them."""
 
 import functools
 from typing import Any

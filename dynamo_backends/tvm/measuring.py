@@ -42,7 +42,7 @@ class Bench:
         function: Not scheduled.
         inputs: How many of its parameters are inputs; the others are its results.
         threads: That programs have.
-        seed: Of proposals.
+        seed: Seed of proposals.
     """
 
     def __init__(self, function: Any, inputs: int, threads: int, seed: int):
@@ -200,7 +200,7 @@ def _values(
 
 
 def agree(expected: Tensor, result: Tensor) -> bool:
-    """Whether two results differ only by rounding; NaN and infinities are in the same places."""
+    """Returns whether two results differ only by rounding, with NaN and infinities alike."""
     tolerance = TOLERANCE.get(expected.dtype)
     if tolerance is None:
         return torch.equal(expected, result)

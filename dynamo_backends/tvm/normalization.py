@@ -53,7 +53,7 @@ def _variance(importer: Any, node: fx.Node, root: bool = False) -> list[Any]:
 
 
 def _batch_norm(importer: Any, node: fx.Node) -> Any:
-    """Of a batch by its own mean and variance; it returns these as well."""
+    """Normalizes a batch by its own mean and variance, and returns these as well."""
     x, weight, bias, *rest = importer.retrieve_args(node)
     emit, dtype = importer.emit, str(x.ty.dtype)
     running, momentum, eps = rest[:-3], rest[-2], rest[-1]

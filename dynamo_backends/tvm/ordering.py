@@ -59,7 +59,7 @@ def _keys(importer: Any, x: Any, least_nan: bool = False) -> Any:
 
 
 def _position(extremum: Callable[..., Any], least: bool) -> Callable[[Any, fx.Node], Any]:
-    """Of the largest or the least element."""
+    """Returns the position of the largest or the least element."""
 
     def convert(importer: Any, node: fx.Node) -> Any:
         x, dim, keep = _arguments(importer, node, dim=None, keepdim=False)

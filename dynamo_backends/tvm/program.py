@@ -12,7 +12,7 @@ PREPARE = "main_transform_params"
 
 @dataclass(frozen=True)
 class RelaxProgram:
-    """A compiled program.
+    """A compiled Relax program, with its constants.
 
     Attributes:
         module: TVM's runtime module.

@@ -57,5 +57,5 @@ class RangedTvmExecutable(TvmExecutable):
 
 
 def kind(ranged: bool) -> type[TvmExecutable]:
-    """Of executables: for a range, or for the sizes of one call."""
+    """Returns the kind of executables: for a range, or for the sizes of one call."""
     return RangedTvmExecutable if ranged else TvmExecutable

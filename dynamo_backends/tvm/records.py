@@ -1,4 +1,4 @@
-"""What tuning has found, on disk: for each fused function its fastest schedule.
+"""Stores the fastest schedule of each fused function that tuning has found.
 
 Records hold for one kind of processor, number of threads and version of TVM. A function that has
 one gets that schedule, also when nothing is tuned any more. Several processes may share them; a
@@ -49,7 +49,7 @@ class Record:
         return self.goal >= goal and not 0 < self.again_at < time.time()
 
     def to_bytes(self) -> bytes:
-        """As JSON."""
+        """Returns the record as JSON."""
         return json.dumps({"format": _FORMAT, **asdict(self)}).encode()
 
     @classmethod
@@ -95,7 +95,7 @@ class Records:
 
     @property
     def empty(self) -> bool:
-        """Whether there is none."""
+        """Returns whether there is none."""
         return not self.folder.is_dir() and not _unwritten
 
     def get(self, key: str) -> Record | None:

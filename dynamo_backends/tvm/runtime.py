@@ -30,7 +30,7 @@ from dynamo_backends.tvm.session import (
 
 
 class TvmExecutable(Executable):
-    """A compiled graph.
+    """The executable of one graph compiled by TVM.
 
     What depends on weights alone (transposed matrices, packed filters) is computed when they are
     bound, by a function of the program. Code does not depend on their values.
@@ -162,7 +162,7 @@ class TvmExecutable(Executable):
 
 
 class Prepared:
-    """What a program made of weights, in memory of TVM's pool.
+    """The prepared weights of a program, in memory of TVM's pool.
 
     When it is gone, so is its memory: the pool would keep that for machines to come.
 

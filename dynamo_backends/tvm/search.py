@@ -39,7 +39,7 @@ _SEEDS = 1 << 30
 
 @dataclass(frozen=True)
 class Proposal:
-    """A scheduled function.
+    """A schedule of a function that the search proposes.
 
     Attributes:
         function: It.

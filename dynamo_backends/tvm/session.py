@@ -23,7 +23,7 @@ CHATTER = re.compile(rb"^\[\d\d:\d\d:\d\d\] \S+\.(cc|h):\d+: Warning: ")
 
 @dataclass(frozen=True)
 class Settings:
-    """How graphs are compiled.
+    """The settings with which graphs are compiled.
 
     Attributes:
         num_threads: 0: as many as torch has.
@@ -39,7 +39,7 @@ class Settings:
 
     @property
     def threads(self) -> int:
-        """How many threads a graph has."""
+        """Returns how many threads a graph has."""
         return self.num_threads or torch.get_num_threads()
 
 

@@ -36,7 +36,7 @@ class Contraction:
 
 
 def find_contraction(plan: Any, block: Any) -> Contraction | None:
-    """How a block contracts two operands; None if it does not, or not so that tiles help."""
+    """Finds how a block contracts two operands; None if tiles do not help."""
     statement = plan.get(block)
     operands = _operands(statement)
     loops = plan.get_loops(block)
@@ -157,8 +157,8 @@ def tile_sizes(rows: int, columns: int, lanes: int) -> list[tuple[int, int]]:
     """Rows and columns of tiles that divide the output, those first that fill registers best.
 
     Args:
-        rows: Of the output.
-        columns: Of the output; vectors lie along them.
+        rows: Rows of the output.
+        columns: Columns of the output; vectors lie along them.
         lanes: Numbers in one vector. Processors with vectors of 16 have 32 of them, others 16.
 
     Raises:

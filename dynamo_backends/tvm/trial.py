@@ -26,7 +26,7 @@ _verdicts = Verdicts("tvm", sources=("tvm",))
 
 
 def supports(node: fx.Node, keep: bool) -> Support:
-    """What is known about a call, after a trial if need be; `keep`: verdicts are kept on disk."""
+    """Returns the verdict on a call, after a trial if necessary; `keep`: keep it on disk."""
     reason = _untriable(node)
     if reason is not None:
         return Support(False, reason)

@@ -43,7 +43,7 @@ START_S = 300
 
 
 class MeasuringProcess(WorkerProcess):
-    """Where schedules are measured (see `worker`); a new process has no function open."""
+    """The process that measures schedules (see `worker`)."""
 
     def __init__(self) -> None:
         super().__init__(("-m", "dynamo_backends.tvm.worker"))
@@ -51,7 +51,7 @@ class MeasuringProcess(WorkerProcess):
 
 @dataclass
 class Counts:
-    """What tuning has done in this process.
+    """The counters of tuning in this process.
 
     Attributes:
         trials: Schedules that were proposed and measured, or failed.
@@ -71,7 +71,7 @@ _DEFAULT = Record(None, "")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a module.
+    """The outcome of tuning a module.
 
     Attributes:
         module: Its functions with a known schedule have it.
@@ -93,7 +93,7 @@ class Function:
         function: Not scheduled.
         inputs: How many of its parameters are inputs.
         calls: How often a call of the graph calls it.
-        key: Of its record: a hash of it and of its default schedule.
+        key: Key of its record: a hash of it and of its default schedule.
     """
 
     name: str
@@ -199,7 +199,7 @@ def _apply(module: Any, each: Function, records: Records, threads: int) -> bool:
 
 @dataclass
 class _Standing:
-    """What the trials of a function have found.
+    """The results of the trials of a function.
 
     Attributes:
         trials: So many at most.
@@ -215,7 +215,7 @@ class _Standing:
 
     @property
     def left(self) -> bool:
-        """Whether there may be another trial."""
+        """Returns whether there may be another trial."""
         return self.done < self.trials and not self.finished
 
     def add(self, seconds: float, trace: Any) -> None:
@@ -224,7 +224,7 @@ class _Standing:
         self.best = sorted(self.best, key=itemgetter(0))[:_FINALISTS]
 
     def gain(self, default: float) -> str:
-        """What has been gained so far, in words."""
+        """Returns what has been gained so far, in words."""
         return f", {default / self.best[0][0]:.2f} times the default's speed" if self.best else ""
 
 
@@ -310,7 +310,7 @@ class _Tuning:
         Args:
             each: The function.
             trials: So many at most.
-            share: Of the time that is left.
+            share: Share of the time that is left.
             process: Where.
             say: Shows progress.
         """

@@ -270,7 +270,7 @@ class XlaExecutable(Executable):
 
     @property
     def temporary_bytes(self) -> int:
-        """How much of the host's memory a call takes beside inputs and outputs."""
+        """Returns how much of the host's memory a call takes beside inputs and outputs."""
         return _jaxlib.temporary_bytes(self.main) if self._device.platform == "cpu" else 0
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:

@@ -25,7 +25,7 @@ from tests.pages import NOT_RUN, differences, examples, executed
 PACKAGE = ROOT / "dynamo_backends"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = [str(p.relative_to(ROOT)) for p in PAGES if "```python" in p.read_text("utf-8")]
-TESTED_ELSEWHERE = {"docs/backends.md", "docs/capture.md", "docs/explain.md"}
+TESTED_ELSEWHERE = {"docs/backends.md", "docs/capture.md", "docs/explain.md", "docs/notebook.md"}
 
 
 @pytest.mark.parametrize(

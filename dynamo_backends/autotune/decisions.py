@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from dynamo_backends.interface.notebooks import candidates_html, fields_html
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor_class, processor_family, processor_name
@@ -90,6 +91,13 @@ class Decision:
         fresh = time.time() - self.created < _AGAIN_S
         settled = fresh or self.disturbed in (0, _ALWAYS_BUSY)
         return settled and self.winner in names and not 0 < self.short_of_s < budget_s
+
+    def _repr_html_(self) -> str:
+        """Returns it for Jupyter."""
+        names = ("winner", "inputs", "objective", "precision", "seconds", "lines", "environment")
+        title = f"{self.graph} graph with {self.ops} calls"
+        shown = {name: getattr(self, name) for name in names}
+        return fields_html(title, shown) + candidates_html(self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the decision in types that JSON has."""

@@ -14,6 +14,7 @@ from dynamo_backends.bench.cells import Cell, Outcome, Run, as_ratio, short
 from dynamo_backends.bench.results_files import differences
 from dynamo_backends.bench.statistics import adjusted, p_of_groups
 from dynamo_backends.bench.summary import LEVEL
+from dynamo_backends.interface.notebooks import table_html
 
 THRESHOLD = 0.05
 """Smaller changes of a speedup are none: processes differ from each other by some percent."""
@@ -95,6 +96,11 @@ class Comparison:
     def of(self, verdict: Verdict) -> list[Change]:
         """Returns the changes with a verdict."""
         return [change for change in self.changes if change.verdict == verdict]
+
+    def _repr_html_(self) -> str:
+        """Returns it for Jupyter."""
+        rows = ((c.verdict, c.cell.model, short(c.cell.backend), c.text) for c in self.changes)
+        return table_html(self.headline, rows, ("", "model", "backend", "change"))
 
     @property
     def headline(self) -> str:

@@ -11,11 +11,14 @@ from dynamo_backends._torch_private import compile_id
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.counters import VERIFICATION, StageClock, total
 from dynamo_backends.interface.mesh import MeshReport
+from dynamo_backends.interface.notebooks import candidates_html, fields_html
 
 log = logging.getLogger("dynamo_backends")
 
 Kind = Literal["inference", "forward", "backward", "step"]
 Region = Literal["block", "graph", "step"]
+
+_NOT_SHOWN = ("backend", "kind", "capture", "candidates", "executable")  # of a report's fields
 
 
 @dataclass(frozen=True)
@@ -311,6 +314,12 @@ class GraphReport:
         names = [f.name for f in fields(self) if f.name != "executable"]
         values = {name: plain(getattr(self, name)) for name in (*names, "runtime_fallbacks")}
         return {**values, "served": plain(self.traffic())}
+
+    def _repr_html_(self) -> str:
+        """Returns it for Jupyter: what is not empty, and the candidates."""
+        shown = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NOT_SHOWN}
+        title = f"{self.backend}: {self.kind} graph {self.capture}"
+        return fields_html(title, shown) + candidates_html(self.candidates)
 
     def traffic(self) -> tuple[Served, ...]:
         """Returns which programs served how many calls of a graph with symbols; else empty."""

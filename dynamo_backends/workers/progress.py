@@ -5,6 +5,7 @@ import logging
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ def showing(title: str) -> Iterator[Progress]:
 def _display() -> Callable[[str], contextlib.AbstractContextManager[Show]]:
     shell = sys.modules.get("IPython")
     if shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # without ipywidgets it is a line of text
             import tqdm.auto  # noqa: F401
 
             return _in_notebook

@@ -171,4 +171,4 @@ class AutotuneOptions(Int8Options):
     def common(self) -> dict[str, Any]:
         """Returns the options that every backend has, to be handed on to a candidate."""
         shared = {f.name: getattr(self, f.name) for f in fields(Options)}
-        return {**shared, "verify": "off"}
+        return {**shared, "verify": "off", "slow": "off"}

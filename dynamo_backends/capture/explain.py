@@ -344,6 +344,7 @@ class Explainer:
                     executable=None,
                     compilations=list(r.compilations),
                     events=list(r.events),
+                    paces=list(r.paces),
                     unverified=list(r.unverified),
                     uncaptured=list(r.uncaptured),
                     failures=list(r.failures),

@@ -182,6 +182,8 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     yield from _fallbacks(report.fallbacks)
     for reason in report.runtime_fallbacks:
         yield _line(f"fell back at run time: {reason}", "red", 4)
+    for pace in report.paces:
+        yield _line(f"beside eager: {pace}", "red" if pace.outcome == "slower" else "dim", 4)
     for reason in report.unverified:
         yield _line(f"not compared with eager: {reason}", "yellow", 4)
     for reason in report.failures:

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", type=path, metavar="FILE.html", help="write a page as well: rounds and errors"
     )
     clear = actions.add_parser(
-        "clear", help="remove decisions and tvm's schedules, so that graphs are tuned again"
+        "clear", help="remove decisions, tvm's schedules and times of blocks: all is measured again"
     )
     clear.add_argument(
         "--executables",
@@ -147,6 +147,7 @@ def _find(key: str, decisions: "Decisions") -> "Decision":
 def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
     from dynamo_backends.aot.traces import FOLDER as TRACES
     from dynamo_backends.runtime.compile_journal import FOLDER as JOURNAL
+    from dynamo_backends.runtime.pace import FOLDER as PACES
     from dynamo_backends.tvm.records import FOLDER
 
     folder = decisions.folder.parent
@@ -154,6 +155,9 @@ def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
     schedules = folder / FOLDER
     if removed := _remove(schedules.glob("*/*.bin")):
         print(f"removed {removed} tuned schedules from {schedules}")
+    paces = folder / PACES
+    if removed := _remove(paces.glob("*.bin")):
+        print(f"removed {removed} measured times of blocks from {paces}")
     if args.executables:
         print(f"removed {_remove(folder.glob('*.bin'))} compiled graphs from {folder}")
         traces = folder / TRACES

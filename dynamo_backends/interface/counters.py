@@ -44,6 +44,7 @@ class Counters(Counted):
             of their first call ran in eager.
         failed: Blocks, graphs and steps that raised when they were called, and run in eager since.
         wrong: Blocks and steps whose results differed from eager's, and that run in eager since.
+        slower: Blocks and graphs that were slower than eager, and run in eager since.
         compared: Comparisons of blocks and steps with eager.
         rebinds: How often frozen weights were prepared again because they had changed.
     """
@@ -57,6 +58,7 @@ class Counters(Counted):
     uncaptured: int = 0
     failed: int = 0
     wrong: int = 0
+    slower: int = 0
     compared: int = 0
     rebinds: int = 0
 

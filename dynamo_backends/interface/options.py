@@ -33,6 +33,9 @@ class Options:
             each program and shape; "always": every call; "off": none. Wrong code is replaced by
             eager, or raises `VerificationError` with `fallback="error"`. True means "first" and
             False means "off".
+        slow: What becomes of compiled code that is slower than eager beyond doubt, as is measured
+            on the first calls: "eager" runs it in eager from then on, with a warning; "report"
+            warns; "off" measures nothing (see docs/explain.md).
         freezing: For inference. "probe" prepares weights once, and checks before each call whether
             identity, version, address or a sample of the contents changed; "strict" compares the
             whole contents; "off" treats weights as ordinary inputs.
@@ -55,6 +58,7 @@ class Options:
 
     fallback: Literal["eager", "error"] = "eager"
     verify: Literal["first", "always", "off"] | bool = "first"
+    slow: Literal["eager", "report", "off"] = "eager"
     freezing: Literal["probe", "strict", "off"] = "probe"
     cache: bool = True
     min_block_size: int = 3

@@ -200,6 +200,48 @@ class EagerEvent:
     reason: str
 
 
+@dataclass(frozen=True)
+class PaceReport:
+    """What is known of the time that compiled code takes, beside eager's (see `Options.slow`).
+
+    Attributes:
+        region: What was measured: a block, or all blocks and eager parts of a graph together.
+        part: Its operators, in words.
+        outcome: "slower" than eager, beyond doubt; "fast enough": it is not, or hardly; "not sure";
+            "not measured".
+        own_s: Best time of compiled code, in seconds.
+        eager_s: Best time of eager.
+        reason: Why nothing more is known, or from where it is.
+        replaced: Eager runs it from now on.
+    """
+
+    region: Region
+    part: str
+    outcome: Literal["slower", "fast enough", "not sure", "not measured"]
+    own_s: float = 0.0
+    eager_s: float = 0.0
+    reason: str = ""
+    replaced: bool = False
+
+    @property
+    def factor(self) -> float:
+        """How many times eager's time compiled code takes; 0 if that is not known."""
+        return self.own_s / self.eager_s if self.eager_s else 0.0
+
+    @property
+    def times(self) -> str:
+        """Both times, in words."""
+        own, eager = self.own_s * 1e3, self.eager_s * 1e3
+        return f"{self.factor:.2g} times eager's time ({own:.3g} ms, eager {eager:.3g} ms)"
+
+    def __str__(self) -> str:
+        """In words."""
+        said = f"a {self.region} ({self.part}): {self.outcome}"
+        said += f", {self.times}" if self.factor else ""
+        said += f", {self.reason}" if self.reason else ""
+        return said + ("; it runs in eager" if self.replaced else "")
+
+
 _OF_A_PROGRAM = (
     *("ops_on_backend", "ops_in_eager", "ops_on_inductor"),
     *("fallbacks", "blocks", "parts", "reverted", "tuned"),
@@ -231,6 +273,7 @@ class GraphReport:
         tuned: How many fused functions have a schedule that tuning has found (see `TvmOptions`).
         uncaptured: Reasons why blocks run without a CUDA graph although one was asked for.
         events: What was replaced by eager after it was compiled, and why.
+        paces: What is known of the times of its blocks beside eager's, once it is known.
         verified: How many blocks or steps were compared with eager (see `Options.verify`).
         verify_seconds: Time that took, without the compiled code itself.
         stage_seconds: Where the time of its compilations and first calls went, by stage (see
@@ -284,6 +327,7 @@ class GraphReport:
     tuned: int = 0
     uncaptured: list[str] = field(default_factory=list)
     events: list[EagerEvent] = field(default_factory=list)
+    paces: list[PaceReport] = field(default_factory=list)
     verified: int = 0
     verify_seconds: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict, repr=False)

@@ -1,5 +1,6 @@
 """Programs of one graph: split into blocks, each compiled or loaded, the rest left to eager."""
 
+import dataclasses
 import functools
 import logging
 import operator
@@ -38,7 +39,14 @@ from dynamo_backends.graph.sizes import (
 )
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Availability, Backend
-from dynamo_backends.interface.counters import LOADING, LOWERING, PLAN, keep_count_of, stage
+from dynamo_backends.interface.counters import (
+    LOADING,
+    LOWERING,
+    PLAN,
+    keep_count_of,
+    stage,
+    total,
+)
 from dynamo_backends.interface.errors import (
     CompileError,
     DynamoBackendsError,
@@ -52,13 +60,14 @@ from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.operator_names import is_named
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import NOT_ATEN, SUPPORTED, Plan, Support, why_unanswered
-from dynamo_backends.interface.report import GraphReport
+from dynamo_backends.interface.report import GraphReport, PaceReport, Region
 from dynamo_backends.pipeline import background, compiler_process
 from dynamo_backends.pipeline.reporting import (
     describe_fallbacks,
     describe_parts,
 )
-from dynamo_backends.runtime.load_or_compile import load_or_compile
+from dynamo_backends.runtime.load_or_compile import key_of, load_or_compile
+from dynamo_backends.runtime.pace import PaceCheck, key_of_pace, operators
 from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from dynamo_backends.runtime.program import (
     Block,
@@ -131,6 +140,8 @@ class ProgramBuilder:
         self._refused: dict[str, str] = {}
         self._compiled: dict[str, Executable] = {}
         self._reverted = ""
+        self._paces: dict[int, PaceCheck | None] = {}  # by the graph's identity
+        self._whole_pace: PaceCheck | None = None
         self._dimensions = symbols_of_dimensions(graph)
         self.serves_range = False
 
@@ -142,7 +153,7 @@ class ProgramBuilder:
             split = self._split()
             self._check_fallbacks(split)
             executables = self._compile_blocks(split)
-            if executables is not None:
+            if executables is not None and self._is_worth_it(split):
                 break
         with done_without(self._report, "describing the parts"):
             self._describe(split)
@@ -172,6 +183,21 @@ class ProgramBuilder:
         if reason is None:
             return split
         return self._revert(split, reason)
+
+    def _is_worth_it(self, split: Partition) -> bool:
+        """Returns whether several blocks are not known to be slower than eager, together."""
+        self._whole_pace = None
+        graphs = [part.graph for part in split.parts]
+        if sum(part.on_backend for part in split.parts) < 2:
+            return True
+        try:
+            mark = f"{planned_fingerprint(self._graph, self._plan)} {sorted(self._refused)}"
+            self._whole_pace = self._pace_check(mark, "graph", graphs)
+        except CompileError as error:
+            self._reverted = f"{error}; the graph runs in eager instead"
+            self._refused = {node.name: str(error) for node in self._graph.calls}
+            return False
+        return True
 
     def _revert(self, split: Partition, reason: str) -> Partition:
         where = "Inductor" if self._options.fragmented == "inductor" else "eager"
@@ -272,6 +298,7 @@ class ProgramBuilder:
         kept = mark = planned_fingerprint(graph, self._plan, ranged)
         if ranged:  # what is compiled may turn out to be of these sizes alone
             mark = f"{kept} {planned_fingerprint(graph, self._plan)}"
+        self._paces[id(graph)] = self._pace_check(kept, "block", [graph])
         if mark not in self._compiled:
             # As it came: what XLA serializes of a loaded program lacks functions.
             came: dict[str, bytes] = {}
@@ -351,7 +378,10 @@ class ProgramBuilder:
             )
         ]
         steps = [*registers.sizes_computed(graph.placeholders), *steps]
-        return Program(steps, self._constants, len(registers), outputs)
+        program = Program(steps, self._constants, len(registers), outputs)
+        if self._whole_pace is not None:
+            program.pace_whole(self._whole_pace, self._options.fallback == "eager")
+        return program
 
     def _opened(self, graph: Graph) -> tuple[Graph, Sequence[Size]]:
         """Returns a part as eager runs it, and the sizes that it gets besides its inputs."""
@@ -379,7 +409,41 @@ class ProgramBuilder:
             self._verify(executable),
             self._options.is_reduced,
             compile_part if graph is part.graph else None,
+            self._paces.get(id(part.graph)),
         )
+
+    def _pace_check(self, mark: str, region: Region, graphs: Sequence[Graph]) -> PaceCheck | None:
+        """Returns what measures compiled code beside eager; None: nothing does.
+
+        Args:
+            mark: Of what is compiled.
+            region: What that is.
+            graphs: What eager runs of it.
+
+        Raises:
+            CompileError: It is known to be slower than eager, which is to run it.
+        """
+        options, backend = self._options, self._backend
+        if options.slow == "off" or backend.is_verified:
+            return None
+        why = ""
+        if options.verify == "always":
+            why = "every call is compared with eager"
+        elif protocols.resident_device(backend, options) is not None:
+            why = "its results stay on a device"
+        elif getattr(options, "mesh", None) is not None:
+            why = "it runs on several devices"
+        key = key_of(backend, options, mark) if backend.kept is None else None
+        pace = PaceCheck(self._report, options.slow, key and key_of_pace(key), why)
+        if why or options.slow != "eager" or options.fallback != "eager":
+            return pace
+        known = pace.known()
+        if known is None or known.outcome != "slower":
+            return pace
+        noted = PaceReport(region, operators(graphs), **dataclasses.asdict(known), replaced=True)
+        self._report.paces.append(noted)
+        total.add(slower=1)
+        raise CompileError(f"compiled, it took {noted.times}, as was measured before")
 
     def _verify(self, executable: Executable) -> str:
         """Returns which calls of an executable are compared with eager."""

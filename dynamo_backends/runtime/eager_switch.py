@@ -2,6 +2,7 @@
 
 What cannot be compiled, raises when it is called, or is wrong is replaced by its eager original and
 stays replaced. One log line says so; what happens at run time is noted as an `EagerEvent`, too.
+What is slower than eager is replaced likewise: that is no fault, and noted as a `PaceReport`.
 """
 
 import logging
@@ -48,7 +49,7 @@ class EagerSwitch:
     ):
         self.eager = eager
         self._reports = list(reports)
-        self._region: Region = region
+        self.region: Region = region
         self._allowed = allowed
         self._failure = failure
         self._then = then or f"the {region} runs in eager from now on"
@@ -78,7 +79,7 @@ class EagerSwitch:
         reason = f"{stage} failed ({brief_error(error)})"
         self._check_allowed(f"{report.backend}: {reason}", error)
         total.add(uncompiled=1)
-        report.reverted = f"{reason}; the {self._region} runs in eager instead"
+        report.reverted = f"{reason}; the {self.region} runs in eager instead"
 
     def instead(self, error: Exception, *inputs: Any) -> Any:
         """Eager's results in place of those of compiled code that raised; eager takes over.
@@ -120,6 +121,27 @@ class EagerSwitch:
             raise VerificationError(text + done)
         self._switch("wrong", text, text)
 
+    def slower(self, what: str, remedy: str, is_wanted: bool = True) -> bool:
+        """Takes over from compiled code that is slower, if that is wanted and eager may.
+
+        Args:
+            what: What is slower, and by how much.
+            remedy: What the user can do.
+            is_wanted: Whether eager is to take over.
+
+        Returns:
+            Whether eager takes over.
+        """
+        takes_over = is_wanted and self._allowed
+        with self._lock:
+            if self._is_switched:
+                return False
+            self._is_switched = takes_over
+        if takes_over:
+            total.add(slower=1)
+        log.warning("%s; %s. %s", what, self._then if takes_over else "it stays", remedy)
+        return takes_over
+
     def _switch(self, kind: Literal["failed", "wrong"], reason: str, said: str) -> None:
         with self._lock:  # several threads may find the same
             if self._is_switched:
@@ -127,14 +149,14 @@ class EagerSwitch:
             self._is_switched = True
         total.add(**{kind: 1})
         for report in self._reports:
-            report.events.append(EagerEvent(kind, self._region, reason))
+            report.events.append(EagerEvent(kind, self.region, reason))
         log.warning("%s; %s", said, self._then)
         self._on_switch()
 
     def _said(self, reason: str) -> str:
         if self._failure:
             return f"{self._failure}: {reason}"
-        return f"a compiled {self._region} of {self._reports[0].backend} failed ({reason})"
+        return f"a compiled {self.region} of {self._reports[0].backend} failed ({reason})"
 
     def _check_allowed(self, said: str, error: Exception | None) -> None:
         if not self._allowed:

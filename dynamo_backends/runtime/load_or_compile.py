@@ -57,7 +57,7 @@ def load_or_compile(
     cache = DiskCache(cache_folder()) if backend.kept is None else backend.kept
     key: str | None = None
     with done_without(report, "reading the disk cache"):
-        key = _key(backend, options, mark) if backend.kept is None else mark
+        key = key_of(backend, options, mark) if backend.kept is None else mark
         found = _loaded(cache, key, load) if key is not None else None
         if found is not None:
             return found
@@ -70,12 +70,12 @@ def load_or_compile(
     return made
 
 
-def _key(backend: Backend, options: Options, mark: str) -> str | None:
+def key_of(backend: Backend, options: Options, mark: str) -> str | None:
     """Returns what it is called in the disk cache; None: it is not kept there."""
     versions = protocols.cache_key(backend, options) if options.cache else None
     if versions is None:
         return None
-    not_compiled_in = {"verify": "off", "while_compiling": "wait"}
+    not_compiled_in = {"verify": "off", "while_compiling": "wait", "slow": "off"}
     settings = {**dataclasses.asdict(options), **not_compiled_in}
     text = f"{mark} {backend.name} {versions} {torch.__version__} {settings}"
     return hashlib.sha256(text.encode()).hexdigest()

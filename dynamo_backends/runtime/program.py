@@ -25,6 +25,7 @@ from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport, Served
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freed_memory import return_free_memory
+from dynamo_backends.runtime.pace import PaceCheck, Paced, Runs
 from dynamo_backends.runtime.position_checks import marked
 from dynamo_backends.runtime.weight_binding import Policy, WeightBinding
 from dynamo_backends.verify import bisection
@@ -57,6 +58,7 @@ class Block:
         verify: Which calls are compared with eager: "first", "always" or "off".
         reduced: Whether the user admits bfloat16.
         compile_part: Compiles a part of the block, to find out what is wrong.
+        pace: Finds out whether it is slower than eager; None: nobody does.
 
     Attributes:
         graph: The same.
@@ -73,10 +75,11 @@ class Block:
         verify: str = "off",
         reduced: bool = False,
         compile_part: Callable[[Graph], Executable] | None = None,
+        pace: PaceCheck | None = None,
     ):
         self.executable = executable
-        module = for_eager(graph.module)
-        self._switch = EagerSwitch(lambda v: module(*v), [report], "block", may_fall_back)
+        forward = for_eager(graph.module).forward  # a call would print errors, and takes longer
+        self._switch = EagerSwitch(lambda v: forward(*v), [report], "block", may_fall_back)
         binding = WeightBinding(executable, policy, report)
         self._bind, self._prepare = binding.bound, binding.prepare
         self._report = report
@@ -90,8 +93,13 @@ class Block:
         self._compile_part = compile_part
         self._verifying = fork_safe_lock()
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
-        # What takes calls in place of compiled code; after the first call nothing, as a rule.
-        self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+        self._paced: Paced | None = None
+        if pace is not None:
+            runs = Runs(self._answer, self.run_eager, self._repeat)
+            self._paced = pace.paced([graph], runs, self._switch, self.settle)
+        self._pace = pace
+        # What takes calls in place of compiled code; after the first calls nothing, as a rule.
+        self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = self._paced
         if verify != "off":
             self._instead = self._verified
         if not graph.weights:
@@ -107,13 +115,54 @@ class Block:
         instead = self._instead
         if instead is not None:
             return instead(values)
-        try:  # as in `_compiled`, whose call would take time at every call of this one
+        try:  # as in `compiled`, whose call would take time at every call of this one
             bound = self._unbound
             if bound is None:
                 bound = self._bind(self._pick_weights(values))
             return bound(list(self._pick_activations(values)))
         except Exception as error:
             return self._after_failure(error, values)
+
+    def _answer(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs compiled code on a call's values; eager where that fails."""
+        try:
+            return self._compiled(values)
+        except Exception as error:
+            return self._after_failure(error, values)
+
+    def _repeat(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs compiled code once more; what it may write over stays as it is."""
+        given = list(values)
+        for i in self._updated:
+            given[i] = given[i].clone()
+        return self._compiled(given)
+
+    def run_eager(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Runs the eager original, which changes nothing."""
+        results: Sequence[Any] = self._switch.eager(values)
+        return results
+
+    def settle(self, is_slower: bool) -> None:
+        """Takes all further calls; the time it takes is known.
+
+        Args:
+            is_slower: Eager takes them instead.
+        """
+        self._paced = None
+        if is_slower:
+            self._instead = self._switch.eager
+        elif self._instead != self._verified and self._instead is not self._switch.eager:
+            self._instead = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether compiled code, or eager in its place, takes all further calls."""
+        return self._instead is None or self._instead is self._switch.eager
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compiled code takes calls."""
+        return self._instead is not self._switch.eager
 
     def _compiled(self, values: Sequence[Any]) -> Sequence[Any]:
         bound = self._unbound
@@ -154,7 +203,9 @@ class Block:
         self._report.note_comparison(outcome.seconds, outcome.unverified)
         if not outcome.wrong:
             if is_once:
-                self._instead = None
+                if self._paced is not None:
+                    self._paced.eager_s = outcome.seconds
+                self._instead = self._paced
                 return_free_memory()  # what the compiler left
             return outcome.results
         if outcome.is_lost:
@@ -163,17 +214,19 @@ class Block:
             )
         text = outcome.wrong + self._region(values)
         self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")
-        eager = self._instead = self._switch.eager
+        eager = self._gives_up()
         return eager(values) if outcome.expected is None else outcome.expected
 
     def verify_again(self) -> None:
         """See `Program.verify_again`."""
-        if self._verify == "first" and self._instead is None:
+        if self._verify == "first" and self.is_compiled:
             self._instead = self._verified
 
     def also_reports_to(self, report: GraphReport) -> None:
         """See `Program.also_reports_to`."""
         self._switch.also_reports_to(report)
+        if self._pace is not None:
+            self._pace.reports.append(report)
 
     def prepare(self, values: Sequence[Any]) -> None:
         """Binds the weights before the first call; if that fails, the first call deals with it.
@@ -210,8 +263,15 @@ class Block:
     def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
         """Eager's results in place of those of compiled code that raised."""
         results: Sequence[Any] = marked(self._switch.instead, error, values)
-        self._instead = self._switch.eager
+        self._gives_up()
         return results
+
+    def _gives_up(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        eager: Callable[[Sequence[Any]], Sequence[Any]] = self._switch.eager
+        self._instead, paced = eager, self._paced
+        if paced is not None:
+            paced.is_over = True
+        return eager
 
 
 @dataclass(frozen=True)
@@ -282,6 +342,7 @@ class Program:
         self.outputs = tuple(outputs)
         self.blocks = [step.run for step in self.steps if isinstance(step.run, Block)]
         self._is_single = [step.writes for step in self.steps] == [self.outputs]
+        self._paced: Callable[[list[Any]], Sequence[Any]] | None = None
 
     def prepare(self, values: Sequence[Any]) -> None:
         """Binds the weights of all blocks before the first call.
@@ -304,8 +365,48 @@ class Program:
         for block in self.blocks:
             block.also_reports_to(report)
 
+    def pace_whole(self, pace: PaceCheck, may_fall_back: bool) -> None:
+        """Compares the times of several blocks with those of eager, as a whole, too.
+
+        Args:
+            pace: Finds out whether they are slower.
+            may_fall_back: Whether eager may take over.
+        """
+        parts = [s.run.graph for s in self.steps if isinstance(s.run, Block | EagerPart)]
+        compiled = Program(self.steps, self.constants, self.registers, self.outputs)
+        steps = [
+            replace(s, run=s.run.run_eager) if isinstance(s.run, Block) else s for s in self.steps
+        ]
+        eager = Program(steps, self.constants, self.registers, self.outputs)
+        runs = Runs(lambda args: compiled(list(args)), lambda args: eager(list(args)))
+
+        def settle(is_slower: bool) -> None:
+            self._paced = None
+            for block in self.blocks if is_slower else ():
+                block.settle(is_slower)
+
+        switch = EagerSwitch(eager, pace.reports, "graph", may_fall_back)
+        paced = pace.paced(parts, runs, switch, settle)
+        if paced is None:
+            return
+
+        def call(args: list[Any]) -> Sequence[Any]:
+            if not all(block.is_settled for block in self.blocks):
+                return compiled(args)
+            if not any(block.is_compiled for block in self.blocks):
+                self._paced = None
+                return compiled(args)
+            given = list(args)
+            args.clear()
+            return paced(given)
+
+        self._paced = call
+
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
+        paced = self._paced
+        if paced is not None:
+            return paced(args)
         values = args + self.constants
         args.clear()
         steps = self._named if is_profiled() else self.steps

@@ -1,0 +1,513 @@
+"""Finds out on the user's calls whether compiled code is slower than eager.
+
+Calls are timed. In a few of them eager's module runs on the same inputs, in a burst before the
+compiled code, and its results are dropped. Best times are compared: what others on the machine do
+makes times longer, never shorter. How much slower the code has to be depends on how often that
+was seen, so that noise has to repeat itself to look like slow code.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from dynamo_backends._torch_private import disable_current_modes, is_profiled
+from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.interface.errors import brief_error
+from dynamo_backends.interface.report import GraphReport, PaceReport
+from dynamo_backends.interface.stance import compiles_nothing
+from dynamo_backends.runtime.cache import LRU, DiskCache, cache_folder
+from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.processor import processor, processor_name
+from dynamo_backends.verify.first_call import acts_on
+from dynamo_backends.workers.contention import (
+    System,
+    Watch,
+    free_processors,
+    is_harmless,
+    processors,
+)
+
+FOLDER = "pace"
+"""In the cache folder."""
+
+_LIMIT = 16 << 20  # bytes
+
+SHARE = 0.03
+"""Part of the time in calls that may be spent on runs besides them."""
+
+FIRST_SHARE = 0.1
+"""Part of the time of compilation that may be spent on them besides."""
+
+SLOWER = ((2, 6.0), (3, 3.0), (5, 2.2), (7, 1.7), (10, 1.5), (12, 1.4))
+"""After so many bursts code is slower that takes so many times eager's best time."""
+
+MOST_BURSTS = 12
+
+OTHERS = "while other processes had processors"
+
+_BUSY = 4, 4.0
+"""The least bursts and factor that count where others take processors that torch's threads need."""
+
+_OF_OTHERS = 0.25
+"""Processors that others may take before that counts: the system's own work."""
+
+_AGREES = 0.7
+"""In each burst, up to one in six, the factor is at least this part of the one that is needed."""
+
+_FAST = ((2, 0.8), (3, 1.05))
+"""After so many bursts code is fast enough that takes at most so many times eager's best time."""
+
+_BETWEEN = 3, 2
+"""Calls timed before the first burst, and so many more before each next one: what disturbs may last
+for a while."""
+
+_LONG_S = 0.02
+"""What disturbs a run after code of another runtime (threads that spin, caches) ends sooner."""
+
+_RUNS = 2
+"""Runs of eager in a burst, of which the last one counts."""
+
+_COLD = 4.0
+"""Inputs in the processor's caches, as in a burst, do not make code faster than so many times."""
+
+_GUESS = 2.0
+"""How many times the time of compiled code eager is taken to need before it ran."""
+
+_TIMING_S = 5e-6
+"""What timing a call takes."""
+
+_MOST_SIZES = 4
+_MOST_TIMED = 20_000
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        outcome: "slower": beyond doubt; "fast enough": it is not, or hardly; "not sure"; "not
+            measured".
+        own_s: Best time of compiled code.
+        eager_s: Best time of eager.
+        reason: Why nothing more is known.
+    """
+
+    outcome: Literal["slower", "fast enough", "not sure", "not measured"]
+    own_s: float = 0.0
+    eager_s: float = 0.0
+    reason: str = ""
+
+
+@dataclass
+class _Sizes:
+    """What was measured with inputs of the same sizes."""
+
+    own: float = math.inf  # best time
+    own_at_most: float = math.inf  # also of runs that were disturbed: they take longer
+    eager: float = math.inf
+    eager_at_most: float = math.inf
+    recent: float = math.inf  # best own time since the last burst
+    timed: int = 0  # since the last burst
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def factor(self) -> float:
+        """At least so many times eager's time is needed."""
+        return self.own / self.eager_at_most if self.own < math.inf else 0.0
+
+    @property
+    def factor_at_most(self) -> float:
+        known = self.eager < math.inf
+        return self.own_at_most / self.eager if known else math.inf
+
+
+class Pace:
+    """Measurements of one piece of compiled code, and what follows from them.
+
+    Args:
+        first_s: Seconds that its compilation took.
+        eager_s: Most seconds that eager may take, as far as known.
+    """
+
+    def __init__(self, first_s: float = 0.0, eager_s: float = math.inf):
+        self._allowance = FIRST_SHARE * first_s
+        self._eager_s = eager_s
+        self._in_calls = 0.0
+        self.spent = 0.0
+        self._timed = 0
+        self._sizes: LRU[Any, _Sizes] = LRU(_MOST_SIZES)
+
+    @property
+    def budget(self) -> float:
+        """Seconds that may be spent on runs besides the calls, those already spent included."""
+        return self._allowance + SHARE * self._in_calls
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many calls were timed that more will say nothing else."""
+        return self._timed >= _MOST_TIMED
+
+    def note_call(self, sizes: Any, seconds: float, counts: bool, calls: int = 1) -> None:
+        """Notes a call.
+
+        Args:
+            sizes: Of its inputs.
+            seconds: That compiled code took.
+            counts: Whether nobody disturbed it.
+            calls: How many it stands for.
+        """
+        self._in_calls += seconds * calls
+        self._timed += 1
+        self.note_again(sizes, seconds, counts)
+        self._of(sizes).timed += counts
+
+    def _of(self, sizes: Any) -> _Sizes:
+        found = self._sizes.get(sizes)
+        if found is None:
+            found = _Sizes()
+            self._sizes.put(sizes, found)
+        return found
+
+    def runs_due(self, sizes: Any) -> int:
+        """Returns how often eager is to run in the next call; 0: not at all."""
+        found = self._of(sizes)
+        if found.timed < _BETWEEN[0] + _BETWEEN[1] * len(found.pairs):
+            return 0
+        eager = found.eager_at_most if found.pairs else min(self._eager_s, _GUESS * found.own)
+        runs = 1 if eager >= _LONG_S else _RUNS
+        cost = runs * eager + (found.own if self.is_repeated(sizes) else 0.0)
+        return runs if self.spent + cost <= self.budget else 0
+
+    def is_repeated(self, sizes: Any) -> bool:
+        """Returns whether compiled code is to run twice, so that caches hold what eager's did."""
+        found = self._of(sizes)
+        return bool(found.pairs) and _FAST[-1][1] < found.factor < _COLD and found.own < _LONG_S
+
+    def note_again(self, sizes: Any, seconds: float, counts: bool) -> None:
+        """Notes a run of compiled code beside a call.
+
+        Args:
+            sizes: Of its inputs.
+            seconds: That it took.
+            counts: Whether nobody disturbed it.
+        """
+        found = self._of(sizes)
+        found.own_at_most = min(found.own_at_most, seconds)
+        if counts:
+            found.own, found.recent = min(found.own, seconds), min(found.recent, seconds)
+
+    def note_eager(self, sizes: Any, seconds: float, counts: bool) -> None:
+        """Notes a burst; to be called after `note_call` of the call that it was in.
+
+        Args:
+            sizes: Of the inputs.
+            seconds: That the last run of eager took.
+            counts: Whether nobody disturbed it.
+        """
+        found = self._of(sizes)
+        found.pairs.append((found.recent, seconds))
+        found.eager_at_most = min(found.eager_at_most, seconds)
+        if counts:
+            found.eager = min(found.eager, seconds)
+        found.recent, found.timed = math.inf, 0
+
+    def verdict(self, is_busy: Callable[[], bool]) -> Verdict | None:
+        """Returns what is known; None: more has to be measured.
+
+        Args:
+            is_busy: Whether others take processors.
+        """
+        for found in self._sizes.values():
+            if found.pairs and (verdict := _judged(found, is_busy)) is not None:
+                return verdict
+        if not self.is_hopeless:
+            return None
+        reason = "no sizes came again often enough, or it was disturbed each time"
+        return Verdict("not measured", reason=reason)
+
+
+def _judged(found: _Sizes, is_busy: Callable[[], bool]) -> Verdict | None:
+    bursts, factor = len(found.pairs), found.factor
+    if any(bursts >= least and found.factor_at_most <= most for least, most in _FAST):
+        busy = is_busy()
+        if not busy or bursts >= MOST_BURSTS:
+            return Verdict("fast enough", found.own_at_most, found.eager, busy * OTHERS)
+    needed = min((least for count, least in SLOWER if bursts >= count), default=math.inf)
+    if factor >= needed and _agree(found, needed):
+        busy = is_busy()
+        if not busy or (bursts >= _BUSY[0] and factor >= _BUSY[1]):
+            return Verdict("slower", found.own, found.eager_at_most, busy * OTHERS)
+    if bursts < MOST_BURSTS:
+        return None
+    reason = f"the difference is too small, or differed between {bursts} measurements"
+    return Verdict("not sure", found.own, found.eager_at_most, reason)
+
+
+def _agree(found: _Sizes, needed: float) -> bool:
+    """Returns whether the bursts, each for itself, say the same."""
+    needed = max(1.0, _AGREES * needed)
+    others = sum(own < needed * eager for own, eager in found.pairs)
+    return others <= len(found.pairs) // 6
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What is measured. All take the values of a call.
+
+    Attributes:
+        own: Runs compiled code, and does what else it takes to answer the call.
+        eager: Runs the eager original, which changes nothing.
+        again: Runs compiled code once more, beside a call, which changes nothing, either; None: it
+            must not run.
+    """
+
+    own: Callable[[Sequence[Any]], Sequence[Any]]
+    eager: Callable[[Sequence[Any]], object]
+    again: Callable[[Sequence[Any]], object] | None = None
+
+
+class Paced:
+    """Takes the calls of compiled code until it is known how fast that is.
+
+    Args:
+        runs: The code.
+        settled: Is told what was found; nothing is measured afterwards.
+        first_s: See `Pace`; asked at the first call.
+        system: Where numbers come from.
+
+    Attributes:
+        eager_s: See `Pace`.
+        is_over: Nothing is measured any more.
+    """
+
+    def __init__(
+        self,
+        runs: Runs,
+        settled: Callable[[Verdict], None],
+        first_s: Callable[[], float],
+        system: System | None = None,
+    ):
+        self._own = runs.own
+        self._eager = runs.eager
+        self._again = runs.again
+        self._settled = settled
+        self._first_s = first_s
+        self._system = System() if system is None else system
+        self._lock = fork_safe_lock()
+        self._pace: Pace | None = None
+        self._watch = Watch(self._system)
+        self._stride = 1
+        self._calls = 0
+        self.eager_s = math.inf
+        self.is_over = False
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Answers a call."""
+        self._calls += 1  # threads may lose a call: no harm
+        if self._calls % self._stride or self.is_over or is_profiled() or compiles_nothing():
+            return self._own(values)
+        if not self._lock.acquire(blocking=False):  # another thread, which this one disturbs
+            return self._own(values)
+        try:
+            return self._measured(values)
+        finally:
+            self._lock.release()
+
+    def _measured(self, values: Sequence[Any]) -> Sequence[Any]:
+        if self._pace is None:
+            self._pace = Pace(self._first_s(), self.eager_s)
+        pace, sizes = self._pace, tuple(x.shape for x in values if isinstance(x, Tensor))
+        eager = 0.0, False
+        runs = pace.runs_due(sizes)
+        if runs:
+            start = self._system.wall_s()
+            try:
+                with disable_current_modes(), torch.no_grad():
+                    for _ in range(runs):
+                        eager = self._timed(lambda: self._eager(values))[1:]
+                if pace.is_repeated(sizes) and self._again is not None:
+                    again = self._again
+                    pace.note_again(sizes, *self._timed(lambda: again(values))[1:])
+            except Exception as error:
+                self._settle(Verdict("not measured", reason=f"a run failed ({brief_error(error)})"))
+                return self._own(values)
+            pace.spent += self._system.wall_s() - start
+        results, seconds, counts = self._timed(lambda: self._own(values))
+        if self.is_over:  # it failed
+            return results
+        pace.note_call(sizes, seconds, counts, self._stride)
+        if runs:
+            pace.note_eager(sizes, *eager)
+        verdict = pace.verdict(self._is_busy) if runs or pace.is_hopeless else None
+        if verdict is not None:
+            self._settle(verdict)
+        self._stride = max(1, math.ceil(_TIMING_S / SHARE / max(seconds, 1e-9)))
+        return results
+
+    def _timed(self, run: Callable[[], T]) -> tuple[T, float, bool]:
+        """Returns what code returns, its seconds, and whether nobody disturbed it."""
+        system, calls = self._system, self._calls
+        preempted, start = system.preemptions(), system.wall_s()
+        results = run()
+        seconds = system.wall_s() - start
+        preempted = system.preemptions() - preempted
+        return results, seconds, self._calls == calls and is_harmless(preempted, seconds)
+
+    def _is_busy(self) -> bool:
+        return self._watch.of_others() > free_processors() + _OF_OTHERS
+
+    def _settle(self, verdict: Verdict) -> None:
+        self.is_over = True
+        self._settled(verdict)
+
+
+# What is measured, and what was.
+
+REMEDY = (
+    'Another backend may be faster (backend="autotune" finds out); slow="off" keeps compiled code '
+    "and measures nothing."
+)
+
+
+class PaceCheck:
+    """Measures code of one graph, notes what was found, and has eager take over.
+
+    Args:
+        report: Of the graph.
+        slow: See `Options.slow`; not "off".
+        key: See `key_of_pace`; None: nothing is kept.
+        unmeasured: Why nothing can be measured; empty: no reason is known.
+
+    Attributes:
+        reports: Where it is noted.
+    """
+
+    def __init__(self, report: GraphReport, slow: str, key: str | None, unmeasured: str = ""):
+        self.reports = [report]
+        self._slow = slow
+        self._key = key
+        self._unmeasured = unmeasured
+
+    def paced(
+        self,
+        graphs: Sequence[Graph],
+        runs: Runs,
+        switch: EagerSwitch,
+        settle: Callable[[bool], None],
+    ) -> Paced | None:
+        """Returns what takes the calls until they were measured; None: nothing is.
+
+        Args:
+            graphs: What eager runs.
+            runs: The code.
+            switch: Says that eager takes over.
+            settle: Is told, at the end, whether it does.
+        """
+        report, part = self.reports[0], operators(graphs)
+
+        def note(verdict: Verdict, is_known: bool = False) -> bool:
+            region, replaced = switch.region, False
+            noted = PaceReport(region, part, **asdict(verdict))
+            if verdict.outcome == "slower":
+                what = f"{report.backend}: a {region} of {report.title} takes {noted.times}: {part}"
+                replaced = switch.slower(what, REMEDY, self._slow == "eager")
+            noted = replace(noted, replaced=replaced)
+            for each in self.reports:
+                if not is_known or noted not in each.paces:
+                    each.paces.append(noted)
+            return replaced
+
+        def found(verdict: Verdict) -> None:
+            if self._key is not None:
+                remember(self._key, verdict)
+            settle(note(verdict))
+
+        reason = self._unmeasured or unmeasurable(graphs)
+        known = Verdict("not measured", reason=reason) if reason else self.known()
+        if known is not None:
+            note(known, is_known=True)
+            return None
+        return Paced(runs, found, lambda: report.compile_seconds / max(1, report.blocks))
+
+    def known(self) -> Verdict | None:
+        """Returns what was found before, perhaps by another process; None: nothing."""
+        found = recall(self._key) if self._key is not None else None
+        return found and replace(found, reason="as was measured before")
+
+
+def unmeasurable(graphs: Sequence[Graph]) -> str:
+    """Returns why compiled code cannot be measured beside eager; empty if it can.
+
+    Args:
+        graphs: What eager would run.
+    """
+    for graph in graphs:
+        places = [node.meta.get("val") for node in (*graph.placeholders, *graph.calls)]
+        if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in places):
+            return "not all of its tensors are on the CPU"
+        for node in graph.calls:
+            if reason := acts_on(node):
+                return reason
+    return ""
+
+
+def operators(graphs: Sequence[Graph], most: int = 4) -> str:
+    """Returns the operators of some code in words, the most frequent first, and where they are.
+
+    Args:
+        graphs: What eager runs of it.
+        most: So many are named.
+    """
+    calls = [n for g in graphs for n in g.calls if isinstance(n.target, torch._ops.OpOverload)]
+    counts = Counter(str(node.target) for node in calls).most_common()
+    named = [f"{count}x {name}" for name, count in counts[:most]]
+    if len(counts) > most:
+        named.append(f"{len(counts) - most} others")
+    line = next(filter(None, map(source_line, calls)), None)
+    return ", ".join(named) + (f", at {line}" if line else "")
+
+
+def key_of_pace(key: str) -> str:
+    """Returns under what a verdict is kept: times hold for a processor and so many threads.
+
+    Args:
+        key: Of the compiled code.
+    """
+    machine = f"{processor_name()} {processor()} {processors()} {torch.get_num_threads()}"
+    return hashlib.sha256(f"pace {key} {machine}".encode()).hexdigest()
+
+
+def recall(key: str) -> Verdict | None:
+    """Returns what was found before, perhaps by another process; None: nothing.
+
+    Args:
+        key: See `key_of_pace`.
+    """
+    parts = _kept().get(key)
+    return Verdict(**json.loads(parts["pace"])) if parts is not None else None
+
+
+def remember(key: str, verdict: Verdict) -> None:
+    """Keeps what was found, if that is sure.
+
+    Args:
+        key: See `key_of_pace`.
+        verdict: What was found.
+    """
+    if verdict.outcome in ("slower", "fast enough") and not verdict.reason:
+        _kept().put(key, {"pace": json.dumps(asdict(verdict)).encode()})
+
+
+def _kept() -> DiskCache:
+    return DiskCache(cache_folder() / FOLDER, _LIMIT, what="measured times of blocks")

@@ -35,7 +35,7 @@ class Options:
             False means "off".
         slow: What becomes of compiled code that is slower than eager beyond doubt, as is measured
             on the first calls: "eager" runs it in eager from then on, with a warning; "report"
-            warns; "off" measures nothing (see docs/explain.md).
+            warns; "off" measures nothing (see docs/options.md).
         freezing: For inference. "probe" prepares weights once, and checks before each call whether
             identity, version, address or a sample of the contents changed; "strict" compares the
             whole contents; "off" treats weights as ordinary inputs.

@@ -31,7 +31,7 @@ from dynamo_backends.workers.contention import (
     System,
     Watch,
     free_processors,
-    is_harmless,
+    is_undisturbed,
     processors,
 )
 
@@ -362,7 +362,7 @@ class Paced:
         results = run()
         seconds = system.wall_s() - start
         preempted = system.preemptions() - preempted
-        return results, seconds, self._calls == calls and is_harmless(preempted, seconds)
+        return results, seconds, self._calls == calls and is_undisturbed(preempted, seconds)
 
     def _is_busy(self) -> bool:
         return self._watch.of_others() > free_processors() + _OF_OTHERS

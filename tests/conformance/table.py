@@ -64,7 +64,8 @@ DIFFERENT_HEAD = """\
 ## Where results differ
 
 Results are compared with eager by `torch._dynamo.utils.same` against a float64 reference; integer
-results must be equal. Gradients in float64 must be within 1e-9 of each tensor's largest element.
+results must be equal. Results and gradients in float64 must be within 1e-9 of each tensor's largest
+element.
 Where Dynamo itself rewrites an operator into a less exact form (`addcdiv` with a value), what it
 captured is the reference. The samples hold no extreme values. [differences.md](differences.md)
 lists the known differences for those, with their causes.

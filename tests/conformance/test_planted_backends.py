@@ -41,6 +41,8 @@ def test_a_right_backend_passes(check: Check):
         ("wrong", ADD, "wrong", "output 0 differs from eager by up to"),
         ("wrong", Check("gradients", "tanh", "float32"), "wrong", "output 0 differs from eager"),
         ("wrong", Check("models", "control_flow/branch_on_shape, training"), "wrong", "differs"),
+        ("single", Check("operators", "special.bessel_j0", "float64"), "wrong", "in float64"),
+        ("single", Check("gradients", "tanh", "float64"), "wrong", "in float64"),
         ("raising", ADD, "raises", "RuntimeError: no licence"),
         ("raising", WEIGHTS, "raises", "RuntimeError: no licence"),
         ("raising_later", MUTATES, "raises", "AssertionError: inputs are not supported"),

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.testing import OpInfo
 from dynamo_backends.conformance.operators import database, running
-from dynamo_backends.conformance.operators.calls import dense, widen
+from dynamo_backends.conformance.operators.calls import dense, far_apart, widen
 from dynamo_backends.conformance.operators.running import NOISY
 from dynamo_backends.conformance.outcomes import Outcome
 from dynamo_backends.conformance.subject import OPERATORS, compiler_of
@@ -22,9 +22,6 @@ from dynamo_backends.verify import difference
 
 DTYPES = (torch.float32, torch.float64)
 """Of inputs."""
-
-PRECISION = 1e-9
-"""Of gradients in float64, relative to the largest element of each."""
 
 Tensors = list[torch.Tensor]
 
@@ -239,24 +236,9 @@ def _fails_in_torch(call: _Call, expected: _Gradients, fullgraph: bool) -> bool:
 def _judge(call: _Call, expected: _Gradients, results: _Gradients) -> str | None:
     theirs, ours = expected.all, results.all
     if any(x.dtype in (torch.float64, torch.complex128) for x in theirs):
-        return difference(theirs, ours, theirs) or _far_apart(theirs, ours)
+        return difference(theirs, ours, theirs) or far_apart(theirs, ours)
     precise = call.precise(expected.cotangents)
     reference = theirs if precise is None else precise.all
     if [p.shape for p in reference] != [e.shape for e in theirs]:
         reference = theirs
     return difference(theirs, ours, reference)
-
-
-def _far_apart(expected: Tensors, results: Tensors) -> str | None:
-    """Returns what is less exact than float64 should be, in words."""
-    for i, (e, r) in enumerate(zip(expected, results, strict=True)):
-        if e.dtype not in (torch.float64, torch.complex128) or not e.numel():
-            continue
-        finite = e.isfinite() & r.isfinite()
-        if not bool(finite.any()):
-            continue
-        worst = (e - r)[finite].abs().max().item()
-        largest = max(1.0, e[finite].abs().max().item())
-        if worst > PRECISION * largest:
-            return f"output {i} differs from eager by {worst:.3e} in float64, of {largest:.3e}"
-    return None

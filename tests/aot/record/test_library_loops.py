@@ -23,6 +23,7 @@ from tests.aot.record.test_real_loops import (
     _left,
     _text,
 )
+from tests.aot.step_backends import BACKENDS
 
 
 def _require(*names: str) -> None:
@@ -256,34 +257,40 @@ def _training(losses: list[dict[str, Any]]) -> list[dict[str, float]]:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_low_rank_adapters() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_low_rank_adapters(backend: str) -> None:
     _require("peft")
-    _assert_equal(adapters, most_eager=4)
+    llama = "transformers.models.llama.modeling_llama"
+    _assert_equal(adapters, backend, most_eager=4, single=(llama,))
 
 
-def test_diffusion() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_diffusion(backend: str) -> None:
     _require("diffusers")
-    _assert_equal(diffusion, most_eager=4)
+    _assert_equal(diffusion, backend, most_eager=4, single=("diffusers.models.embeddings",))
 
 
-def test_a_train_script_of_timm() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_train_script_of_timm(backend: str) -> None:
     _require("timm")
-    _assert_equal(images)
+    _assert_equal(images, backend)
 
 
 @pytest.mark.long
 def test_boxes_of_other_sizes_are_other_ways() -> None:
     """Half of the batches have a box from another image, of another size at each call."""
     _require("timm")
-    _assert_equal(lambda compiler: images(compiler, cutmix=1.0), most_eager=12)
+    _assert_equal(lambda compiler: images(compiler, cutmix=1.0), "aot_eager", most_eager=12)
 
 
 @pytest.mark.long
-def test_ppo() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ppo(backend: str) -> None:
     _require("stable_baselines3")
-    _assert_equal(ppo, most_eager=6)
+    _assert_equal(ppo, backend, most_eager=6)
 
 
-def test_sac() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sac(backend: str) -> None:
     _require("stable_baselines3")
-    _assert_equal(sac, most_eager=6)
+    _assert_equal(sac, backend, most_eager=6)

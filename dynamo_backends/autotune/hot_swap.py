@@ -95,7 +95,7 @@ def _serves_at_once(owner: BackgroundTunedGraph) -> bool:
             return False
         if known is None:
             names = [candidate.name for candidate in subject.competing]
-            name = next(iter(model.order(names)), EAGER)
+            name = next(iter(model.order(names, options.first_call_s)), EAGER)
             result = TuningResult(name, (CandidateReport(name),))
         else:
             name, result = known.winner, known

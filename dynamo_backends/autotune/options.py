@@ -111,8 +111,8 @@ class AutotuneOptions(Int8Options):
             tunes on copies of their inputs, and the winner takes over between two calls;
             `budget_s` are seconds of processors there (docs/autotune.md).
         first_call_s: With "background": a candidate that a decision on disk names, or that promises
-            most, is compiled in the first call if that is expected to take at most so many
-            seconds.
+            most of those that are expected to compile in so many seconds, is compiled in the first
+            call.
     """
 
     candidates: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ _LARGE = 1 << 28  # bytes of inputs of which one set has to do
 
 _LEADER_S = 1.0  # for which one is compared with eager that may serve meanwhile, about
 _LEAD = 0.05  # by which it has to be faster
+_EAGER_S = 0.3  # for which eager is called to see how long a call is, about
 _EARLY_S = 1.0  # for which candidates are compared after an interruption, about
 
 log = logging.getLogger("dynamo_backends")
@@ -223,7 +224,7 @@ class TuningSession:
             self._share.note_reference(self._reference_s)
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
-            self._seen[EAGER] = self._glance(EAGER)
+            self._seen[EAGER] = self._glance(EAGER, _EAGER_S)
             with self._budget.sharing(self._limit_s()):
                 try:
                     return self._decide(trials)
@@ -304,9 +305,9 @@ class TuningSession:
             self._has_leader = True
             self._progress.leads(name)
 
-    def _glance(self, name: str) -> float:
+    def _glance(self, name: str, within_s: float = 0.0) -> float:
         """Seconds of a call, about."""
-        return self._race({name: self._runs[name]}, 0.0).glance(name)
+        return self._race({name: self._runs[name]}, 0.0).glance(name, within_s)
 
     def _say(self, what: str) -> None:
         best = min(self._seen, key=self._seen.__getitem__)

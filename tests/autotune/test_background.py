@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import hot_swap, tuner, tuning_thread
+from dynamo_backends.autotune import hot_swap, prior, tuner, tuning_thread
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.autotune.tuning_thread import TuningThread
 from dynamo_backends.interface.errors import OptionError
@@ -173,6 +173,17 @@ def test_a_winner_that_fails_here_does_not_serve(plant: ModuleType):
     assert status.reason == ("good was verified, and failed: RuntimeError: the licence has expired")
     assert Decisions().all() == []
     torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("plant")
+def test_the_first_call_compiles_one_that_takes_no_longer_than_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(prior, "START_UP", {"good": ("a module that is not there", 100.0)})
+    with dynamo_backends.record() as reports:
+        compiled(Slow(), "good", "wrong_elsewhere", first_call_s=50)(torch.randn(40, 50))
+        assert reports[0].chosen == "wrong_elsewhere"
 
 
 @torch.no_grad()

@@ -19,9 +19,11 @@ from dynamo_backends.autotune.prior import CostModel, GraphDescription, Prior, R
 from dynamo_backends.autotune.session import PreparedCandidate, Workload
 from dynamo_backends.autotune.subjects import Subject, TuningKey
 from dynamo_backends.autotune.tuner import GraphTuner, TuningResult
+from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.workers import race
 from dynamo_backends.workers.budget import Budget
 from dynamo_backends.workers.progress import Progress, showing
+from tests.autotune.test_decisions import decision
 
 NAMES = ("onnxrt", "ov", "openxla", "inductor")
 GRAPH = GraphDescription("inference", 10)
@@ -171,6 +173,20 @@ def test_the_first_compilation_of_a_process_takes_longer(monkeypatch: pytest.Mon
         monkeypatch.setattr(prior, "START_UP", {"inductor": (module, 9.0)})
         seconds.append(CostModel([], GRAPH).predict("inductor").compile_s)
     assert seconds[0] - seconds[1] == pytest.approx(9)
+
+
+def test_a_small_graph_says_nothing_of_how_long_a_large_one_compiles(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Most of its compilation was the first one's imports."""
+    monkeypatch.setattr(prior, "START_UP", {"ov": ("sys", 1.0)})
+    rows = (CandidateReport("ov", "", 6.0, 0.0, 1.0, (1.0, 1.0, 1.0)), CandidateReport("openxla"))
+    large = GraphDescription("inference", 70)
+    expected = CostModel([], large).predict("ov").compile_s
+    for ops, at_most in ((9, 1.0), (70, 3.0)):
+        past = [decision(ops=ops, candidates=rows)]
+        found = CostModel(past, large).predict("ov").compile_s
+        assert expected <= found <= at_most * expected
 
 
 def test_an_interruption_keeps_what_is_known(

@@ -5,6 +5,9 @@ adds to that. So eager always takes one millisecond.
 """
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -23,6 +26,7 @@ from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.runtime import pace
 from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from dynamo_backends.workers.contention import System
+from tests.bench.programs import ROOT
 
 pytestmark = pytest.mark.paced
 
@@ -197,6 +201,27 @@ def test_a_later_process_runs_in_eager_without_compiling(caplog: pytest.LogCaptu
     assert reason in caplog.text
     assert called(function, Slow(42), calls=2, slow="off").blocks == 1
     assert called(function, Slow(42), calls=2, fallback="error").blocks == 1
+
+
+IN_ANOTHER_PROCESS = """
+from tests.test_pace import Slow, called, function, outcomes
+
+backend = Slow(42)
+report = called(function, backend, calls=2)
+print(backend.compiled, outcomes(report))
+"""
+
+
+def test_another_process_runs_in_eager_without_compiling():
+    called(function, Slow(42))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_ANOTHER_PROCESS],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "0 [('block', 'slower', True)]\n", done.stderr[-3000:]
 
 
 def test_a_later_process_does_not_measure_again_what_is_fast_enough():

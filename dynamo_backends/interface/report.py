@@ -232,7 +232,8 @@ class PaceReport:
     def times(self) -> str:
         """Both times, in words."""
         own, eager = self.own_s * 1e3, self.eager_s * 1e3
-        return f"{self.factor:.2g} times eager's time ({own:.3g} ms, eager {eager:.3g} ms)"
+        factor = f"{self.factor:.0f}" if self.factor >= 10 else f"{self.factor:.2g}"
+        return f"{factor} times eager's time ({own:.3g} ms, eager {eager:.3g} ms)"
 
     def __str__(self) -> str:
         """In words."""

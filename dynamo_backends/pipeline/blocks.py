@@ -380,7 +380,10 @@ class ProgramBuilder:
         steps = [*registers.sizes_computed(graph.placeholders), *steps]
         program = Program(steps, self._constants, len(registers), outputs)
         if self._whole_pace is not None:
-            program.pace_whole(self._whole_pace, self._options.fallback == "eager")
+            may_fall_back = self._options.fallback == "eager"
+            given = len(graph.placeholders) - len(self._constants)
+            sized = pick([i for i in graph.activations if i < given])
+            program.pace_whole(self._whole_pace, may_fall_back, sized)
         return program
 
     def _opened(self, graph: Graph) -> tuple[Graph, Sequence[Size]]:

@@ -81,8 +81,8 @@ _COLD = 4.0
 _GUESS = 2.0
 """How many times the time of compiled code eager is taken to need before it ran."""
 
-_TIMING_S = 5e-6
-"""What timing a call takes."""
+_TIMING_S = 5e-6, 0.3e-6
+"""What timing a call takes, and more for each of its inputs."""
 
 _MOST_SIZES = 4
 _MOST_TIMED = 20_000
@@ -270,11 +270,13 @@ class Runs:
         eager: Runs the eager original, which changes nothing.
         again: Runs compiled code once more, beside a call, which changes nothing, either; None: it
             must not run.
+        sized: Picks the values whose sizes may differ from call to call.
     """
 
     own: Callable[[Sequence[Any]], Sequence[Any]]
     eager: Callable[[Sequence[Any]], object]
     again: Callable[[Sequence[Any]], object] | None = None
+    sized: Callable[[Sequence[Any]], Sequence[Any]] = tuple
 
 
 class Paced:
@@ -301,6 +303,7 @@ class Paced:
         self._own = runs.own
         self._eager = runs.eager
         self._again = runs.again
+        self._sized = runs.sized
         self._settled = settled
         self._first_s = first_s
         self._system = System() if system is None else system
@@ -327,7 +330,8 @@ class Paced:
     def _measured(self, values: Sequence[Any]) -> Sequence[Any]:
         if self._pace is None:
             self._pace = Pace(self._first_s(), self.eager_s)
-        pace, sizes = self._pace, tuple(x.shape for x in values if isinstance(x, Tensor))
+        pace = self._pace
+        sizes = tuple(x.shape for x in self._sized(values) if isinstance(x, Tensor))
         eager = 0.0, False
         runs = pace.runs_due(sizes)
         if runs:
@@ -352,7 +356,8 @@ class Paced:
         verdict = pace.verdict(self._is_busy) if runs or pace.is_hopeless else None
         if verdict is not None:
             self._settle(verdict)
-        self._stride = max(1, math.ceil(_TIMING_S / SHARE / max(seconds, 1e-9)))
+        timing = _TIMING_S[0] + _TIMING_S[1] * len(sizes)
+        self._stride = max(1, math.ceil(timing / SHARE / max(seconds, 1e-9)))
         return results
 
     def _timed(self, run: Callable[[], T]) -> tuple[T, float, bool]:

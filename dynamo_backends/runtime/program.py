@@ -95,7 +95,7 @@ class Block:
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         self._paced: Paced | None = None
         if pace is not None:
-            runs = Runs(self._answer, self.run_eager, self._repeat)
+            runs = Runs(self._answer, self.run_eager, self._repeat, self._pick_activations)
             self._paced = pace.paced([graph], runs, self._switch, self.settle)
         self._pace = pace
         # What takes calls in place of compiled code; after the first calls nothing, as a rule.
@@ -149,6 +149,7 @@ class Block:
             is_slower: Eager takes them instead.
         """
         self._paced = None
+        return_free_memory()  # eager's temporaries
         if is_slower:
             self._instead = self._switch.eager
         elif self._instead != self._verified and self._instead is not self._switch.eager:
@@ -365,12 +366,13 @@ class Program:
         for block in self.blocks:
             block.also_reports_to(report)
 
-    def pace_whole(self, pace: PaceCheck, may_fall_back: bool) -> None:
+    def pace_whole(self, pace: PaceCheck, may_fall_back: bool, sized: Getter) -> None:
         """Compares the times of several blocks with those of eager, as a whole, too.
 
         Args:
             pace: Finds out whether they are slower.
             may_fall_back: Whether eager may take over.
+            sized: Picks the arguments whose sizes may differ from call to call.
         """
         parts = [s.run.graph for s in self.steps if isinstance(s.run, Block | EagerPart)]
         compiled = Program(self.steps, self.constants, self.registers, self.outputs)
@@ -378,7 +380,7 @@ class Program:
             replace(s, run=s.run.run_eager) if isinstance(s.run, Block) else s for s in self.steps
         ]
         eager = Program(steps, self.constants, self.registers, self.outputs)
-        runs = Runs(lambda args: compiled(list(args)), lambda args: eager(list(args)))
+        runs = Runs(lambda args: compiled(list(args)), lambda args: eager(list(args)), None, sized)
 
         def settle(is_slower: bool) -> None:
             self._paced = None

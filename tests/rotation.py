@@ -104,6 +104,7 @@ SHARES = {
     "test_ranges_of_vendors.py": 14,
     "test_semantics.py": 10,
     "test_shared_programs.py": 2,
+    "test_size_arithmetic.py": 16,
     "test_weight_views.py": 6,
     "torchscript/test_backends.py": 8,
     "training/test_gradients.py": 7,

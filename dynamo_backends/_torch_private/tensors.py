@@ -15,7 +15,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -125,11 +125,38 @@ def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
 
 def bounds_of(number: torch.SymInt | torch.SymFloat, part: Any) -> tuple[int, int | None]:
     """The least and the largest value of an integer part of a symbolic number's expression."""
+    return _bounds(number.node.shape_env.bound_sympy(part))
+
+
+def _bounds(bounds: Any) -> tuple[int, int | None]:
     from torch.utils._sympy.numbers import int_oo
 
-    bounds = number.node.shape_env.bound_sympy(part)
     lower = 0 if bounds.lower in (-int_oo, int_oo) else max(int(bounds.lower), 0)
     return lower, None if bounds.upper == int_oo else int(bounds.upper)
+
+
+def bounds_within(
+    expression: Any, ranges: Mapping[Any, tuple[int, int | None]]
+) -> tuple[int, int | None]:
+    """The least and the largest value of an integer expression.
+
+    Args:
+        expression: Over symbols of sizes.
+        ranges: Of symbols; of others there are no bounds. None: there is no largest value.
+    """
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
+
+    known = {s: ranges.get(s, (0, None)) for s in expression.free_symbols}
+    within = {s: ValueRanges(a, int_oo if b is None else b) for s, (a, b) in known.items()}
+    return _bounds(bound_sympy(expression, within))
+
+
+def size_function(name: str) -> Any:
+    """One of the functions that expressions of sizes are made of."""
+    from torch.utils._sympy import functions
+
+    return getattr(functions, name)
 
 
 def surely(condition: bool | torch.SymBool) -> bool:

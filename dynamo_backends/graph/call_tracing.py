@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 
@@ -15,6 +16,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.layouts import empty_as
 from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
 from dynamo_backends.graph.sizes import (
+    SIZE_FUNCTIONS,
     Evaluation,
     FloatOfSizes,
     Size,
@@ -127,10 +129,26 @@ def _with_numbers(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
 
 def _with_symbols(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
     places = node.graph.find_nodes(op="placeholder")
-    now = symbol_values(places)
+    now, ranges = symbol_values(places), symbol_ranges(places)
     # Values say only where a trace begins; 0 and 1 would be no symbols.
     hints = {expression: max(value, 2) for expression, value in now.items()}
-    symbols = private.FreshSymbols(hints, symbol_ranges(places))
+    graph, symbols = _symbolic_trace(node, function, rules, hints)
+    for guard in symbols.guards:
+        other = _elsewhere(guard, hints, ranges)
+        if other is None:
+            continue
+        there = _symbolic_trace(node, function, rules, other)
+        if _told(graph, symbols, other) != _told(*there, other):
+            raise _FixedError(f"it assumes {guard}")
+    bindings = {own: now[symbols.given(own)] for own in symbols.values}
+    _settle(graph, Evaluation(bindings, symbols.given))
+    return graph
+
+
+def _symbolic_trace(
+    node: fx.Node, function: Function, rules: Rules, hints: Mapping[sympy.Expr, int]
+) -> tuple[fx.Graph, private.FreshSymbols]:
+    symbols = private.FreshSymbols(hints, symbol_ranges(node.graph.find_nodes(op="placeholder")))
     inputs = node.all_input_nodes
     sizes = list({s.expression: s for s in sizes_in((node.args, node.kwargs))}.values())
 
@@ -150,12 +168,54 @@ def _with_symbols(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
     tensors = [_symbolic(n, symbols) for n in inputs]
     with symbols.mode:
         trace = private.make_fx(torch.func.functionalize(call), dict(rules))
-        graph: fx.Graph = trace(*numbers, *tensors).graph
-    if symbols.guards:
-        raise _FixedError(f"it assumes {symbols.guards[0]}")
-    bindings = {own: now[symbols.given(own)] for own in symbols.values}
-    _settle(graph, Evaluation(bindings, symbols.given))
-    return graph
+        return trace(*numbers, *tensors).graph, symbols
+
+
+_TRIED = (*range(2, 1025), *(1 << i for i in range(11, 32)), *((1 << i) + 1 for i in range(11, 32)))
+"""Sizes at which what a trace assumed may be false, besides those near its own numbers."""
+
+
+def _elsewhere(
+    guard: sympy.Basic,
+    hints: Mapping[sympy.Expr, int],
+    ranges: Mapping[sympy.Expr, tuple[int, int | None]],
+) -> dict[sympy.Expr, int] | None:
+    """Other values of symbols, for which an assumption is false; None: none are found.
+
+    Raises:
+        NameError: It is over functions that are not known.
+    """
+    symbols = sorted(guard.free_symbols, key=str)
+    holds = sympy.lambdify(symbols, guard, modules=[dict(SIZE_FUNCTIONS)])
+    numbers = [int(n) for n in guard.atoms(sympy.Integer)]
+    for symbol in symbols:
+        lower, upper = ranges.get(symbol, (0, None))
+        bases = (hints.get(symbol, 2), *numbers)
+        for value in (*(n + i for n in bases for i in (1, -1, 0)), *_TRIED):
+            if value < max(lower, 2) or (upper is not None and value > upper):
+                continue
+            other = {**hints, symbol: value}
+            if not holds(*(other[s] for s in symbols)):
+                return other
+    return None
+
+
+def _told(
+    graph: fx.Graph, symbols: private.FreshSymbols, values: Mapping[sympy.Expr, int]
+) -> list[str]:
+    """The calls of a trace, with the sizes of their results for values of symbols."""
+
+    def shape(value: Any) -> str:
+        if isinstance(value, Symbolic):
+            return str(symbols.given(value.node.expr).subs(values))
+        if isinstance(value, Tensor):
+            return str([shape(n) for n in value.shape])
+        return str([shape(x) for x in value]) if isinstance(value, list | tuple) else str(value)
+
+    return [
+        f"{node.format_node()} {'' if node.op == 'output' else shape(node.meta.get('val'))}"
+        for node in graph.nodes
+    ]
 
 
 def _symbolic(node: fx.Node, symbols: private.FreshSymbols) -> Tensor:

@@ -26,7 +26,7 @@ def _functions() -> frozenset[Callable[..., Any]]:
     """Python functions of the dialect."""
     symbolic = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
     arithmetic = [f for m in (operator, math) for f in vars(m).values() if callable(f)]
-    return frozenset((*DRAWS, *symbolic, *arithmetic))
+    return frozenset((*DRAWS, *symbolic, *arithmetic, round))
 
 
 def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | None:

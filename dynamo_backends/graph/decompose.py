@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph import numbers
 from dynamo_backends.graph.call_tracing import CallTraces
-from dynamo_backends.graph.graph import Graph, copy_graph
+from dynamo_backends.graph.graph import Graph, copy_graph, erase_unread
 from dynamo_backends.graph.normalize import NORMALIZE
 from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.propagate import PROPAGATE
@@ -91,7 +91,7 @@ def replace(
     graph = node.graph
     _put(node, results)
     # Parts of the decomposition that only compute results which nobody uses, and what they read.
-    _erase_unread(graph, calls)
+    erase_unread(graph, calls)
 
 
 def expand(
@@ -161,19 +161,6 @@ def _put(node: fx.Node, results: Any) -> None:
             user.replace_all_uses_with(results[user.args[1]])
             node.graph.erase_node(user)
     node.graph.erase_node(node)
-
-
-def _erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
-    """Erases those of some calls, and of what they read, that nothing reads.
-
-    Looking through the whole graph would take longer than decomposing a call.
-    """
-    waiting = dict.fromkeys(nodes)
-    while waiting:
-        node, _ = waiting.popitem()
-        if node.op == "call_function" and not node.users and not node.is_impure():
-            waiting |= dict.fromkeys(node.all_input_nodes)
-            graph.erase_node(node)
 
 
 def _stand_in(made: Any, node: fx.Node) -> None:

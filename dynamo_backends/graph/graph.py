@@ -135,6 +135,19 @@ def drop_dead(graph: fx.Graph) -> bool:
     return graph.eliminate_dead_code(is_impure_node=fx.Node.is_impure)
 
 
+def erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
+    """Erases those of some calls, and of what they read, that nothing reads.
+
+    Looking through the whole graph would take longer than decomposing a call.
+    """
+    waiting = dict.fromkeys(nodes)
+    while waiting:
+        node, _ = waiting.popitem()
+        if node.op == "call_function" and not node.users and not node.is_impure():
+            waiting |= dict.fromkeys(node.all_input_nodes)
+            graph.erase_node(node)
+
+
 def source_line(node: fx.Node) -> str | None:
     """The user's line that a node comes from, as "file:line, code"; None if unknown."""
     trace = node.meta.get("stack_trace")

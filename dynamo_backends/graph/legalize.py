@@ -9,6 +9,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Storage, empty_as, input_storage, storage_of
+from dynamo_backends.graph.sizes import SIZES
 
 aten = torch.ops.aten
 
@@ -35,6 +36,8 @@ def promoted(graph: Graph) -> fx.GraphModule:
             source, *rest = node.args
             dtype = rest[0] if rest else node.kwargs["dtype"]
             node.target, node.args, node.kwargs = aten._to_copy.default, (source,), {"dtype": dtype}
+            if isinstance(source, fx.Node) and SIZES in source.meta:
+                node.meta[SIZES] = source.meta[SIZES]
     return module
 
 
@@ -70,20 +73,29 @@ def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: Stora
     with module.inserting_before(first):
         logical = module.call_function(aten.permute.default, (node, storage.inverse))
     node.replace_all_uses_with(logical, delete_user_cb=lambda user: user is not logical)
-    logical.meta["val"] = value
+    logical.meta = {k: node.meta[k] for k in ("val", SIZES) if k in node.meta}
     node.meta["val"] = value.permute(storage.order)
+    _permute_sizes(node, node, storage.order)
 
 
 def _stored_output(module: fx.Graph, output: fx.Node, node: fx.Node) -> fx.Node:
     storage = storage_of(node.meta["val"])
     with module.inserting_before(output):
         for dim in storage.expanded:
-            value = node.meta["val"]
+            value, sizes = node.meta["val"], node.meta.get(SIZES)
             node = module.call_function(aten.slice.Tensor, (node, dim, 0, 1))
             node.meta["val"] = value.narrow(dim, 0, 1)
+            if sizes is not None:
+                node.meta[SIZES] = (*sizes[:dim], 1, *sizes[dim + 1 :])
         if storage.is_row_major:
             return node
-        value = node.meta["val"]
-        node = module.call_function(aten.permute.default, (node, list(storage.order)))
-        node.meta["val"] = value.permute(storage.order)
+        source = node
+        node = module.call_function(aten.permute.default, (source, list(storage.order)))
+        node.meta["val"] = source.meta["val"].permute(storage.order)
+        _permute_sizes(source, node, storage.order)
         return node
+
+
+def _permute_sizes(source: fx.Node, node: fx.Node, order: Sequence[int]) -> None:
+    if (sizes := source.meta.get(SIZES)) is not None:
+        node.meta[SIZES] = tuple(sizes[dim] for dim in order)

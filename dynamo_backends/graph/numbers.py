@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.canonicalize import SPELLINGS
+from dynamo_backends.graph.graph import erase_unread
 from dynamo_backends.graph.propagate import mode_of_nodes
+from dynamo_backends.graph.size_arithmetic import folded_numbers
 from dynamo_backends.graph.sizes import SIZES, STRIDES, FloatOfSizes, Size, sizes_in
+from dynamo_backends.interface.errors import CompileError
 
 aten = torch.ops.aten
 
@@ -28,7 +31,7 @@ _COMPARISONS = {
 """Overloads that take a number, each with the one that takes a tensor in its place."""
 
 _FORGOTTEN = "forgotten_sizes"
-"""Key in the `meta` of an output node: there are numbers in the graph that follow from sizes."""
+"""Key in the `meta` of an output node: so often a number of sizes has become one of this call."""
 
 
 def settle_numbers(graph: fx.Graph) -> None:
@@ -38,6 +41,7 @@ def settle_numbers(graph: fx.Graph) -> None:
     number becomes a tensor, if that is promoted alike; else the size is forgotten (see
     `has_forgotten`).
     """
+    _fold(graph)
     for node in [n for n in graph.nodes if n.op == "call_function"]:
         if not _has_numbers(node):
             continue
@@ -60,16 +64,36 @@ def settle_numbers(graph: fx.Graph) -> None:
     _forget_floats(graph)
 
 
+def _fold(graph: fx.Graph) -> None:
+    """Computes numbers that torch makes of sizes by many calls in the dtype of their results."""
+    for node, number in folded_numbers(graph).items():
+        value = node.meta["val"]
+        if isinstance(number, FloatOfSizes) and not is_computable(number):
+            continue
+        if node.target is not aten.scalar_tensor.default or value.is_floating_point():
+            made = _as_call(number, node, value.dtype, value.device)
+            node.replace_all_uses_with(made)
+            erase_unread(graph, [node])
+
+
 def _compare_with_tensor(node: fx.Node) -> bool:
-    """Compares with a tensor instead of a size, if that is promoted alike; returns whether it is.
+    """Compares with a tensor instead of a number, if that is promoted alike; says whether it is.
 
     Whether torch traces a comparison with a size as one with a number or with a tensor depends on
     its version.
     """
-    size = node.args[1]
-    if not isinstance(size, Size) or not _is_promoted_alike(node, 1, torch.int64):
+    number = node.args[1]
+    if isinstance(number, Size) and _is_promoted_alike(node, 1, torch.int64):
+        made = _sized(number, node, node.meta["val"].device)
+    elif isinstance(number, FloatOfSizes) and is_computable(number):
+        (compared,) = _tensors(node)
+        dtype = torch.promote_types(compared.dtype, torch.float32)
+        if not compared.is_floating_point() or not _is_promoted_alike(node, 1.0, dtype):
+            return False
+        made = _computed(number, node, dtype, compared.device)
+    else:
         return False
-    node.args = (node.args[0], _sized(size, node, node.meta["val"].device))
+    node.args = (node.args[0], made)
     node.target = _COMPARISONS[node.target]
     return True
 
@@ -133,12 +157,22 @@ def _as_tensor(number: Size | FloatOfSizes, node: fx.Node, result: Tensor) -> fx
     return _computed(number, node, dtype, device)
 
 
+def _as_call(
+    number: Size | FloatOfSizes, before: fx.Node, dtype: torch.dtype, device: torch.device
+) -> fx.Node:
+    if isinstance(number, FloatOfSizes):
+        return _computed(number, before, dtype, device)
+    sized = _sized(number, before, device)
+    if dtype == torch.int64:
+        return sized
+    return _call(before, aten._to_copy.default, (sized,), {"dtype": dtype}, dtype, device)
+
+
 def _computed(
     number: FloatOfSizes, before: fx.Node, dtype: torch.dtype, device: torch.device
 ) -> fx.Node:
     def of_size(size: Size) -> fx.Node:
-        args = (_sized(size, before, device),)
-        return _call(before, aten._to_copy.default, args, {"dtype": dtype}, dtype, device)
+        return _as_call(size, before, dtype, device)
 
     def call(function: Any, *args: Any) -> fx.Node:
         makes = function is aten.scalar_tensor.default
@@ -188,12 +222,25 @@ def _tensors(node: fx.Node) -> list[Tensor]:
 
 def note_forgotten(graph: fx.Graph) -> None:
     """Notes that a number in a graph follows from sizes of one call, and does not say so."""
-    graph.output_node().meta[_FORGOTTEN] = True
+    meta = graph.output_node().meta
+    meta[_FORGOTTEN] = meta.get(_FORGOTTEN, 0) + 1
 
 
 def has_forgotten(graph: fx.Graph) -> bool:
     """Returns whether numbers in a graph follow from sizes of one call, and do not say so."""
     return _FORGOTTEN in graph.output_node().meta
+
+
+def require_remembered(lowered: fx.Graph, graph: fx.Graph) -> None:
+    """Raises `CompileError` if more was forgotten while a graph was lowered (see `has_forgotten`).
+
+    Args:
+        lowered: What a copy of the graph has become.
+        graph: For concrete shapes; from one with symbolic shapes.
+    """
+    now, before = (g.output_node().meta.get(_FORGOTTEN, 0) for g in (lowered, graph))
+    if now > before:
+        raise CompileError("a call is computed otherwise for each size")
 
 
 _FUNCTIONS = {

@@ -99,7 +99,7 @@ def decomposed(graph: Graph, names: Collection[str], rules: Rules) -> Graph:
         _keep_promises(result, graph)
         result.module.recompile()
     if has_forgotten(result.module.graph):
-        forget_sizes(result)
+        forget_sizes(result.module.graph)
     return result
 
 

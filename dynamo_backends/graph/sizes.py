@@ -7,7 +7,7 @@ serve a range of shapes with one program, `specialize` leaves in it what the sym
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import sympy
@@ -150,7 +150,7 @@ class Evaluation:
         """As a call of it, but an integer is a `Size`, and a float that varies a `FloatOfSizes`."""
         if isinstance(symbolic, torch.SymFloat) and symbolic.node.expr.free_symbols:
             expression = symbolic.node.expr
-            parts = [self._size(symbolic, part) for part in _integers(expression)]
+            parts = [self._size(symbolic, part) for part in integer_parts(expression)]
             sizes = {size.expression: size for size in parts}
             return FloatOfSizes(self(symbolic), self._given(expression), sizes)
         if not isinstance(symbolic, torch.SymInt):
@@ -180,20 +180,26 @@ class Evaluation:
             )
 
 
-def _integers(expression: sympy.Expr) -> Iterator[sympy.Expr]:
+def integer_parts(expression: sympy.Expr) -> Iterator[sympy.Expr]:
     """The largest parts of an expression that are integers and vary."""
     if expression.is_integer and expression.free_symbols:
         yield expression
     elif expression.free_symbols:
         for part in expression.args:
-            yield from _integers(part)
+            yield from integer_parts(part)
 
 
-def forget_sizes(graph: Graph) -> None:
+def forget_sizes(graph: fx.Graph) -> None:
     """Makes a graph one for concrete shapes only."""
-    for node in graph.module.graph.nodes:
+
+    def plain(value: Any) -> Any:
+        return int(value) if isinstance(value, Size) else value
+
+    for node in graph.nodes:
         node.meta.pop(SIZES, None)
         node.meta.pop(STRIDES, None)
+        node.args = fx.node.map_aggregate(node.args, plain)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, plain)
 
 
 def sizes_of(node: fx.Node) -> tuple[int | None, ...]:
@@ -242,6 +248,15 @@ def inner_sizes(graph: Graph) -> Iterator[Size]:
     for node in graph.module.graph.nodes:
         values = (node.meta.get(SIZES), () if node.op == "output" else (node.args, node.kwargs))
         yield from sizes_in(values)
+
+
+def distinct_sizes(graph: Graph) -> list[Size]:
+    """The sizes of a graph that may vary (see `all_sizes`), each expression once."""
+    return _distinct(all_sizes(graph))
+
+
+def _distinct(sizes: Iterable[Size]) -> list[Size]:
+    return list({size.expression: size for size in sizes}.values())
 
 
 def symbols_of_dimensions(graph: Graph) -> frozenset[sympy.Symbol]:
@@ -302,17 +317,22 @@ def sizes_in(values: Any) -> list[Size]:
 
 
 SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "CeilToInt": math.ceil,
     "CleanDiv": operator.floordiv,
     "FloatPow": operator.pow,
     "FloatTrueDiv": operator.truediv,
     "FloorDiv": operator.floordiv,
+    "FloorToInt": math.floor,
     "IntTrueDiv": operator.truediv,
     "Max": max,
     "Min": min,
     "Mod": operator.mod,
     "OpaqueUnaryFn_sqrt": math.sqrt,
+    "PowByNatural": operator.pow,
     "PythonMod": operator.mod,
+    "RoundToInt": round,
     "ToFloat": float,
+    "TruncToInt": math.trunc,
 }
 """What torch's functions in expressions compute, by their names; sizes are not negative."""
 
@@ -425,23 +445,36 @@ def with_sizes_as_inputs(graph: Graph) -> tuple[Graph, list[Size]]:
     """
     graph = graph.copy()
     body = graph.module.graph
+    calls = [*graph.calls, body.output_node()]
+    sizes = _distinct(size for node in calls for size in sizes_in((node.args, node.kwargs)))
+    added = open_sizes(body, sizes)
+    graph.module.recompile()
+    inputs = tuple(Input(place.name, Role.SYMBOL) for place in added)
+    return dataclasses.replace(graph, inputs=graph.inputs + inputs), sizes
+
+
+def open_sizes(body: fx.Graph, sizes: Sequence[Size]) -> list[fx.Node]:
+    """Makes sizes further inputs of a graph, in place; returns those.
+
+    Raises:
+        CompileError: Among the arguments is another size that varies.
+    """
     last = next((n for n in body.nodes if n.op != "placeholder"), body.output_node())
-    inputs: dict[sympy.Expr, tuple[fx.Node, Size]] = {}
+    places: dict[sympy.Expr, fx.Node] = {}
+    for i, size in enumerate(sizes):
+        with body.inserting_before(last):
+            place = body.placeholder(f"size_{i}")
+        place.meta["val"] = size
+        places[size.expression] = place
 
     def input_for(value: Any) -> Any:
         if not isinstance(value, Size):
             return value
-        if value.expression not in inputs:
-            with body.inserting_before(last):
-                place = body.placeholder(f"size_{len(inputs)}")
-            place.meta["val"] = value
-            inputs[value.expression] = place, value
-        return inputs[value.expression][0]
+        if value.expression not in places:
+            raise CompileError(f"the size {value.expression} is not known")
+        return places[value.expression]
 
-    for node in [*graph.calls, body.output_node()]:
+    for node in body.nodes:
         node.args = fx.node.map_aggregate(node.args, input_for)
         node.kwargs = fx.node.map_aggregate(node.kwargs, input_for)
-    graph.module.recompile()
-    added = tuple(Input(place.name, Role.SYMBOL) for place, _ in inputs.values())
-    complete = dataclasses.replace(graph, inputs=graph.inputs + added)
-    return complete, [size for _, size in inputs.values()]
+    return list(places.values())

@@ -11,7 +11,7 @@ from torch import fx
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.numbers import settle_numbers
+from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
 from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.propagate import data_dependent
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
@@ -116,6 +116,8 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
             evaluation.remember(node, symbolic)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
             known: Any = evaluation.remembering(symbolic) if remember else value
+            if isinstance(symbolic, torch.SymBool) and node.users:
+                note_forgotten(graph.module.graph)
             node.replace_all_uses_with(known)
             if node.op == "call_function":
                 graph.module.graph.erase_node(node)

@@ -20,6 +20,7 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import FreshSymbols, OpOverload
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.legalize import promoted, store
+from dynamo_backends.graph.numbers import require_remembered
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.graph.sizes import Size, sizes_in, with_sizes_as_inputs
 from dynamo_backends.graph.symbols import elsewhere
@@ -130,6 +131,8 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
         graph = with_sizes_as_inputs(graph)[0]
     module = promoted(graph)
     spell(module.graph)
+    if ranged:
+        require_remembered(module.graph, graph.module.graph)
     keep_within(module.graph)
     copy_inputs(module.graph)
     store(module.graph, graph)

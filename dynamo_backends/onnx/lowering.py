@@ -21,6 +21,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import storage_of
 from dynamo_backends.graph.legalize import promote
 from dynamo_backends.graph.masked_attention import guard_hidden_queries
+from dynamo_backends.graph.numbers import require_remembered
 from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
 from dynamo_backends.interface.logs import silenced
 from dynamo_backends.onnx.dtypes import DTYPES, label_new, name_nodes
@@ -73,6 +74,7 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
         module = _promoted(graph)
         dimensions = Dimensions(graph) if ranged else None
         if dimensions is not None:
+            require_remembered(module.graph, graph.module.graph)
             dimensions.separate(module)
         else:
             scatter_rows(module)

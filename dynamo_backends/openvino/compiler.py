@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import with_sizes_as_inputs
+from dynamo_backends.graph.sizes import distinct_sizes
 from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.lowering import LoweredOpenVino, lower
@@ -38,7 +38,7 @@ def _compile(graph: Graph, settings: Settings, ranged: bool, wide: bool) -> Open
         # A kernel of OpenVINO divides by zero else, which ends the process.
         require_elements(graph, preserves_nonempty)
         _require_own_types(graph)
-    lowered = lower(with_sizes_as_inputs(graph)[0] if ranged else graph, ranged, wide)
+    lowered = lower(graph, ranged, wide)
     with as_compile_error("OpenVINO cannot compile the model", plain):
         return _kind(ranged)(graph, lowered, settings)
 
@@ -63,7 +63,7 @@ def load(parts: Mapping[str, bytes], graph: Graph, settings: Settings) -> OpenVi
     try:
         wiring = json.loads(parts["inputs"])
         places, ranged = tuple(wiring["places"]), wiring["ranged"]
-        if len(places) != len((with_sizes_as_inputs(graph)[0] if ranged else graph).inputs):
+        if len(places) != len(graph.inputs) + (len(distinct_sizes(graph)) if ranged else 0):
             raise ValueError("it is of another graph")
         if "compiled" in parts:
             compiled = import_model(parts["compiled"], settings)

@@ -20,7 +20,14 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import input_storage, row_major, storage_of
 from dynamo_backends.graph.legalize import promoted, store
 from dynamo_backends.graph.masked_attention import guard_hidden_queries
-from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of
+from dynamo_backends.graph.numbers import require_remembered
+from dynamo_backends.graph.sizes import (
+    Size,
+    distinct_sizes,
+    forget_sizes,
+    open_sizes,
+    sizes_of,
+)
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.openvino.decoder import ConversionError, convert
 from dynamo_backends.openvino.dtypes import DTYPES, use_float32
@@ -51,8 +58,8 @@ def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenV
 
     Args:
         graph: In normal form. It is not changed.
-        ranged: The model is for all sizes that the symbols allow; those among arguments are inputs
-            of the graph (see `graph.sizes.with_sizes_as_inputs`).
+        ranged: The model is for all sizes that the symbols allow. After the graph's inputs it has
+            those of the sizes of the graph (see `graph.sizes.distinct_sizes`).
         wide: 64-bit integers that are not known to fit into 32 bits are computed as pairs.
 
     Returns:
@@ -61,14 +68,20 @@ def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenV
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
+        CompileError: The graph cannot be lowered for a range.
     """
     module = promoted(graph)
+    if not ranged:
+        forget_sizes(module.graph)
     calls = {node for node in module.graph.nodes if wide and is_wide(node)}
     rewrite_calls(node for node in module.graph.nodes if node not in calls)
     guard_hidden_queries(module)
     calls |= _store(module.graph, graph, calls)
     wide_inputs, wide_outputs, made = split_integers(module, calls)
     rewrite_calls(made)
+    if ranged:
+        require_remembered(module.graph, graph.module.graph)
+        open_sizes(module.graph, distinct_sizes(graph))
     use_float32(module.graph)
     for node in module.graph.nodes:
         _spell_out(node)
@@ -78,7 +91,7 @@ def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenV
         model = _with_results(convert(module, shapes), places)
     except ConversionError as error:
         _blame(graph, module, error)
-    _check_inputs(model, graph, shapes, wide_inputs)
+    _check_inputs(model, module.graph.find_nodes(op="placeholder"), shapes, wide_inputs)
     settle_kernels(model)
     _settle_outputs(model, graph, ranged, wide_outputs)
     return LoweredOpenVino(model, _drop_unused(model))
@@ -132,11 +145,8 @@ def _spell_out(node: fx.Node) -> None:
     """Rewrites a call as the frontend's rules expect it.
 
     They count arguments, so defaults are written out; and they take an absent correction for 0,
-    which torch takes for 1. Numbers are of Python's own classes.
+    which torch takes for 1.
     """
-    if sizes_in((node.args, node.kwargs)):
-        node.args = fx.node.map_aggregate(node.args, _plain)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, _plain)
     if node.target in _CORRECTED and node.kwargs.get("correction") is None:
         node.kwargs = {**node.kwargs, "correction": 1}
     schema = getattr(node.target, "_schema", None)
@@ -144,10 +154,6 @@ def _spell_out(node: fx.Node) -> None:
         if argument.kwarg_only or argument.name in node.kwargs or not argument.has_default_value():
             break
         node.args = (*node.args, argument.default_value)
-
-
-def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Size) else value
 
 
 _CORRECTED = (aten.var.correction, aten.std.correction, aten.var_mean.correction)
@@ -182,15 +188,18 @@ def _input_shapes(graph: Graph, ranged: bool, wide: Collection[str]) -> dict[str
 
 
 def _check_inputs(
-    model: Model, graph: Graph, shapes: Mapping[str, Sequence[int]], wide: Collection[str]
+    model: Model,
+    places: Sequence[fx.Node],
+    shapes: Mapping[str, Sequence[int]],
+    wide: Collection[str],
 ) -> None:
     """Gives inputs the types and shapes that torch promises; the frontend may leave them open."""
     parameters = model.get_parameters()
-    if len(parameters) != len(graph.placeholders):
+    if len(parameters) != len(places):
         raise CompileError(
-            f"OpenVINO's frontend made {len(parameters)} inputs out of {len(graph.placeholders)}"
+            f"OpenVINO's frontend made {len(parameters)} inputs out of {len(places)}"
         )
-    for parameter, node in zip(parameters, graph.placeholders, strict=True):
+    for parameter, node in zip(parameters, places, strict=True):
         value = node.meta["val"]
         dtype = value.dtype if isinstance(value, Tensor) else torch.int64
         parameter.set_element_type(Type.i32 if node.name in wide else DTYPES[dtype])
@@ -220,7 +229,7 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[boo
         if kind != dtype and kind in _INTEGERS and dtype in _INTEGERS:
             result.input(0).replace_source_output(ops.convert(source, dtype).output(0))
             kind = dtype
-        wrong = not shape.compatible(PartialShape(expected)) if ranged else known != expected
+        wrong = not _agrees(shape, expected) if ranged else known != expected
         if kind != dtype or wrong:
             call = node.args[0] if node.target is operator.getitem else node
             raise LoweringError(
@@ -230,6 +239,15 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[boo
                 f"instead of {dtype.get_type_name()}{expected}",
             )
     model.validate_nodes_and_infer_types()
+
+
+def _agrees(shape: PartialShape, expected: Sequence[int]) -> bool:
+    """Whether a shape is the expected one, and varies where that does."""
+    if not shape.compatible(PartialShape(expected)):
+        return False
+    return shape.rank.is_dynamic or all(
+        dim.is_dynamic for dim, n in zip(shape, expected, strict=True) if n == -1
+    )
 
 
 def _drop_unused(model: Model) -> tuple[int | None, ...]:

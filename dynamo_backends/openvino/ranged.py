@@ -7,7 +7,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import with_sizes_as_inputs
+from dynamo_backends.graph.sizes import distinct_sizes
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.openvino.lowering import LoweredOpenVino
@@ -22,8 +22,7 @@ aten = torch.ops.aten
 class RangedOpenVinoExecutable(OpenVinoExecutable):
     """A compiled graph whose model has dynamic dimensions (see `OpenVinoExecutable`).
 
-    After the graph's inputs the model has those of the sizes among arguments (see
-    `graph.sizes.with_sizes_as_inputs`), as scalars.
+    After the graph's inputs the model has those of the graph's sizes that it reads, as scalars.
 
     Raises:
         CompileError: Sizes do not follow from the shapes of inputs.
@@ -39,9 +38,7 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         compiled: CompiledModel | None = None,
     ):
         super().__init__(graph, lowered, settings, compiled)
-        further = zip(
-            with_sizes_as_inputs(graph)[1], lowered.inputs[len(graph.inputs) :], strict=True
-        )
+        further = zip(distinct_sizes(graph), lowered.inputs[len(graph.inputs) :], strict=True)
         arguments = [(size, place) for size, place in further if place is not None]
         self._scalars = [place for _, place in arguments]
         self._layout = RangedLayout(graph, [size for size, _ in arguments])

@@ -6,11 +6,10 @@ are outputs.
 """
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
@@ -20,7 +19,7 @@ from dynamo_backends.graph.call_tracing import CallTraces
 from dynamo_backends.graph.calls import tensors
 from dynamo_backends.graph.constants import known_value
 from dynamo_backends.graph.decompose import expand
-from dynamo_backends.graph.sizes import SIZES, Size, is_ranged, sizes_of
+from dynamo_backends.graph.sizes import SIZES, is_ranged, sizes_of
 from dynamo_backends.graph.value_ranges import ValueRanges
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.openvino.pairs import RULES, Pair
@@ -88,47 +87,12 @@ def split_integers(
     graph = module.graph
     before = set(graph.nodes)
     split = _Splitter(graph, wide)
-    sizes = {} if not is_ranged(graph) else _places_of_sizes(graph)
     for node in [node for node in graph.nodes if node in wide]:
         split.rewrite(node)
-    if sizes:
-        _take_sizes_from(sizes, (n for n in graph.nodes if n not in before))
     outputs = split.join_outputs()
     if wide:
         graph.eliminate_dead_code()
     return frozenset(split.inputs), outputs, [n for n in graph.nodes if n not in before]
-
-
-def _places_of_sizes(graph: fx.Graph) -> dict[sympy.Expr, fx.Node]:
-    """Returns the inputs that are sizes (`graph.sizes.with_sizes_as_inputs`), by expression."""
-    places = graph.find_nodes(op="placeholder")
-    return {v.expression: p for p in places if isinstance(v := p.meta["val"], Size)}
-
-
-def _take_sizes_from(places: Mapping[sympy.Expr, fx.Node], calls: Iterable[fx.Node]) -> None:
-    """Makes inputs of the sizes in new calls.
-
-    Raises:
-        LoweringError: One is computed from others, and is no input.
-    """
-    for node in calls:
-
-        def place_of(value: Any, node: fx.Node = node) -> Any:
-            if not isinstance(value, Size):
-                return value
-            if value.expression not in places:
-                reason = f"64-bit integers need the size {value.expression}"
-                raise LoweringError(node.name, str(node.target), reason)
-            return places[value.expression]
-
-        node.args = fx.node.map_aggregate(node.args, place_of)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, place_of)
-
-
-def _known_size(node: fx.Node) -> Any:
-    """In the place of an input that is a size, the size: a call is traced with it."""
-    size = node.meta["val"] if node.op == "placeholder" else None
-    return size if isinstance(size, Size) else node
 
 
 @functools.cache
@@ -189,11 +153,10 @@ class _Splitter:
         if is_ranged(self.graph) and any(None in sizes_of(n) for n in (node, *_operands(node))):
             raise LoweringError(node.name, str(target), "the sizes of 64-bit integers are unknown")
         with self.graph.inserting_before(node):
-            given, kwargs = fx.map_arg((node.args, node.kwargs), _known_size)
             args = [
-                x if i in positions else fx.map_arg(x, self._widen) for i, x in enumerate(given)
+                x if i in positions else fx.map_arg(x, self._widen) for i, x in enumerate(node.args)
             ]
-            call = self._call(target, *args, **fx.map_arg(kwargs, self._widen))
+            call = self._call(target, *args, **fx.map_arg(node.kwargs, self._widen))
             call.meta = dict(node.meta)
         results = expand(call, _rule(target), traces=self._traces)
         self.graph.erase_node(call)

@@ -78,5 +78,5 @@ def engine_graph(graph: Graph) -> Graph:
 def _static(graph: Graph) -> Graph:
     """Returns a copy that has forgotten where its sizes come from."""
     copy = graph.copy()
-    forget_sizes(copy)
+    forget_sizes(copy.module.graph)
     return copy

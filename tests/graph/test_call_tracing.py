@@ -46,6 +46,8 @@ KEPT: dict[str, Function] = {
     "a root": lambda x: (x / torch.sym_sqrt(x.shape[1])).exp(),
     "a tensor": lambda x: x + torch.scalar_tensor(x.shape[0] / x.shape[1]),
     "powers and sums": lambda x: x * (x.shape[0] ** -0.5 + 2.5 * x.shape[1]),
+    "a size that may be one": lambda x: x.new_ones(x.shape[1] - 1).sum() + x,
+    "a slice that may have one row": lambda x: x[1:].exp(),
 }
 
 
@@ -84,8 +86,8 @@ FORGOTTEN: dict[str, Function] = {
     "a root that Python may refuse": lambda x: x * (x.shape[0] - 2) ** 0.5,
     "a factor of what has no dimensions": lambda x: x + x.bfloat16().sum() * (1 / x.shape[0]),
     "what refuses other sizes": lambda x: x.view(3, 4),
-    "a size that may be one": lambda x: x.new_ones(x.shape[1] - 1).sum() + x,
     "other calls for some sizes": lambda x: x.exp() if x.shape[0] < 100 else x.cos(),
+    "other calls for one size": lambda x: x.exp() if x.shape[0] != 70000 else x.cos(),
     "other calls where sizes are equal": lambda x: x.exp() if x.shape[0] == x.shape[1] else x.cos(),
 }
 

@@ -1,0 +1,145 @@
+"""Python's arithmetic with sizes that torch spells in tensors without dimensions.
+
+Where a float of sizes meets a tensor, torch computes it by calls on tensors: `1 / (n // 4 + 1)` is
+six calls, some of them in float64 (`torch.fx.passes._tensorify_python_scalars`). Here they become
+one number again.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from dynamo_backends import _torch_private as private
+from dynamo_backends.graph.sizes import FloatOfSizes, Size, integer_parts, sizes_in
+from dynamo_backends.graph.symbols import symbol_ranges, symbol_values
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def folded_numbers(graph: fx.Graph) -> dict[fx.Node, Size | FloatOfSizes]:
+    """The numbers of sizes that calls compute as tensors, of those that have other readers.
+
+    Args:
+        graph: For concrete shapes; from one with symbolic shapes.
+    """
+    expressions: dict[fx.Node, sympy.Expr] = {}
+    for node in graph.find_nodes(op="call_function", target=aten.scalar_tensor.default):
+        _note(node, expressions)
+    if not any(sizes_in(node.args) for node in expressions):
+        return {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node not in expressions:
+            _note(node, expressions)
+    places = graph.find_nodes(op="placeholder")
+    numbers = _Numbers(symbol_values(places), symbol_ranges(places))
+    read = (node for node in expressions if any(map(_has_dimensions, node.users)))
+    found = ((node, numbers.of(expressions[node])) for node in read)
+    return {node: number for node, number in found if number is not None}
+
+
+def _has_dimensions(user: fx.Node) -> bool:
+    value = user.meta.get("val")
+    return not isinstance(value, Tensor) or value.ndim > 0
+
+
+def _note(node: fx.Node, expressions: dict[fx.Node, sympy.Expr]) -> None:
+    """Notes what a call computes if that is a number of sizes."""
+    value: Any = node.meta.get("val")
+    if not isinstance(value, Tensor) or value.ndim or value.dtype not in _DTYPES:
+        return
+    if node.target is aten.scalar_tensor.default:
+        number: Any = node.args[0]
+        if isinstance(number, Size | FloatOfSizes):
+            expressions[node] = number.expression
+        elif isinstance(number, int | float) and not isinstance(number, bool):
+            expressions[node] = sympy.sympify(number)
+        return
+    arguments = [expressions.get(x) if isinstance(x, fx.Node) else None for x in node.args]
+    rounding: Any = node.kwargs.get("rounding_mode")
+    if node.target in _CASTS:
+        cast = expressions.get(node.all_input_nodes[0])
+        if cast is not None and (value.is_floating_point() or cast.is_integer):
+            expressions[node] = cast
+        return
+    function = _FUNCTIONS.get((node.target, rounding))
+    if function is not None and None not in arguments:
+        made = function(*arguments)
+        if made is not None and (value.is_floating_point() or made.is_integer):
+            expressions[node] = made
+
+
+_DTYPES = (torch.float32, torch.float64, torch.int64)
+_CASTS = (aten._to_copy.default, prims.convert_element_type.default)
+
+
+def _divided(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    integers = a.is_integer and b.is_integer
+    return private.size_function("IntTrueDiv" if integers else "FloatTrueDiv")(a, b)
+
+
+def _divided_down(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+    if not (a.is_integer and b.is_integer and b.is_positive):
+        return None
+    return private.size_function("FloorDiv")(a, b)
+
+
+def _raised(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+    if a.is_integer and b.is_integer:
+        return a**b if b.is_Integer and b > 0 else None
+    return private.size_function("FloatPow")(a, b)
+
+
+def _of_integers(name: str) -> Callable[..., sympy.Expr | None]:
+    def function(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        return private.size_function(name)(a, b) if a.is_integer and b.is_integer else None
+
+    return function
+
+
+_FUNCTIONS: Mapping[tuple[Any, str | None], Callable[..., sympy.Expr | None]] = {
+    (aten.add.Tensor, None): lambda a, b: a + b,
+    (aten.div.Tensor, None): _divided,
+    (aten.div.Tensor_mode, "floor"): _divided_down,
+    (aten.maximum.default, None): _of_integers("Max"),
+    (aten.minimum.default, None): _of_integers("Min"),
+    (aten.mul.Tensor, None): lambda a, b: a * b,
+    (aten.neg.default, None): lambda a: -a,
+    (aten.pow.Tensor_Tensor, None): _raised,
+    (aten.sqrt.default, None): lambda a: private.size_function("OpaqueUnaryFn_sqrt")(a),
+    (aten.sub.Tensor, None): lambda a, b: a - b,
+}
+"""By the operator and how it rounds; None: the result is no number of sizes."""
+
+
+class _Numbers:
+    """Numbers of expressions.
+
+    Args:
+        now: Values of symbols.
+        ranges: The least and the largest value of expressions; None: there is no largest.
+    """
+
+    def __init__(
+        self,
+        now: Mapping[sympy.Expr, int],
+        ranges: Mapping[sympy.Expr, tuple[int, int | None]],
+    ):
+        self._now = now
+        self._ranges = {e: r for e, r in ranges.items() if e.is_Symbol}
+
+    def of(self, expression: sympy.Expr) -> Size | FloatOfSizes | None:
+        """An expression as a number; None: it is the same in all calls, or not known in this."""
+        value = sympy.sympify(expression.subs(self._now))
+        if not expression.free_symbols or value.free_symbols:
+            return None
+        if expression.is_integer:
+            return self._size(expression, int(value))
+        parts = integer_parts(expression)
+        sizes = {part: self._size(part, int(part.subs(self._now))) for part in parts}
+        return FloatOfSizes(float(value), expression, sizes)
+
+    def _size(self, expression: sympy.Expr, value: int) -> Size:
+        return Size(value, expression, *private.bounds_within(expression, self._ranges))

@@ -133,6 +133,11 @@ def cached(run: Run) -> Any:
     return lambda x, y: _update(run, factor(next(counter) % 3 + 1) * run.model(x).square().mean())
 
 
+@pytest.fixture(autouse=True)
+def _variable_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEP_SCALE", "")
+
+
 def environment(run: Run) -> Any:
     os.environ["STEP_SCALE"] = "1.0"
     run.between = lambda i: os.environ.update(STEP_SCALE=str(1.0 + i / 4))

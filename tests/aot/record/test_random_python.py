@@ -102,6 +102,11 @@ def _frozen_object(run: Run) -> tuple[Get, Set]:
     return lambda: holder[0].value, lambda new: holder.__setitem__(0, _Settings(new))
 
 
+@pytest.fixture(autouse=True)
+def _variable_is_gone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEP_VALUE", "")
+
+
 def _environment(run: Run) -> tuple[Get, Set]:
     os.environ["STEP_VALUE"] = "0"
     return (

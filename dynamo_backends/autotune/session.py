@@ -313,8 +313,9 @@ class TuningSession:
         best = min(self._seen, key=self._seen.__getitem__)
         if best != EAGER:
             speedup = self._seen[EAGER] / self._seen[best]
-            what += f"; best so far: {best}, about {speedup:.1f} times as fast as eager"
-        self._progress(f"{self._workload.title}: {what}", self._share.left_s)
+            what += f", best: {best} {speedup:.1f} × eager"
+        title = self._workload.title.partition(" with ")[0]  # in a line that 80 columns hold
+        self._progress(f"{title}: {what}", self._share.left_s)
 
     def _admit(self, prepared: PreparedCandidate, trials: Sequence[Trial]) -> None:
         """Compiles and verifies one; it takes part in the race if nothing is wrong."""

@@ -100,17 +100,18 @@ def _display() -> Callable[[str], contextlib.AbstractContextManager[Show]]:
 def _in_terminal(title: str) -> Iterator[Show]:
     from rich.console import Console
     from rich.progress import Progress as Display
-    from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.progress import ProgressColumn, SpinnerColumn, Task
     from rich.text import Text
 
-    class Left(ProgressColumn):
-        """Seconds that are left, which pass while a candidate is compiled."""
+    class Line(ProgressColumn):
+        """The seconds that are left, or have passed where nobody knows, and what goes on."""
 
         def render(self, task: Task) -> Text:
-            ends = task.fields["ends"]
-            return Text("" if ends is None else _left(ends - time.monotonic()))
+            ends, passed = task.fields["ends"], f"{task.elapsed or 0:.0f} s"
+            seconds = passed if ends is None else _left(ends - time.monotonic())
+            return Text(f"{seconds}  {task.description}", no_wrap=True, overflow="ellipsis")
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), Left()
+    columns = SpinnerColumn(), Line()
     with Display(*columns, console=Console(stderr=True), transient=True) as display:
         number = display.add_task(title, total=None, ends=None)
 

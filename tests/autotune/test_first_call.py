@@ -230,8 +230,8 @@ def test_a_line_says_who_is_compiled_how_long_and_who_is_best(
         process.tune("a")
     lines = [m for m in caplog.messages if "compiling" in m]
     assert lines[0].endswith("compiling ov (1 of 4); 8 s left")
-    best = "best so far: ov, about 1.7 times as fast as eager"
-    assert lines[1].endswith(f"compiling onnxrt (2 of 4); {best}; 7 s left")
+    best = "best: ov 1.7 × eager"
+    assert lines[1].endswith(f"compiling onnxrt (2 of 4), {best}; 7 s left")
     assert sum("measuring" in m for m in caplog.messages) == 1, "not one for each round"
 
 

@@ -224,7 +224,7 @@ class TuningSession:
             self._share.note_reference(self._reference_s)
             of_eager = max(trial.error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
-            self._seen[EAGER] = self._glance(EAGER, _EAGER_S)
+            self._seen[EAGER] = self._glance(self._runs[EAGER], _EAGER_S)
             with self._budget.sharing(self._limit_s()):
                 try:
                     return self._decide(trials)
@@ -305,9 +305,9 @@ class TuningSession:
             self._has_leader = True
             self._progress.leads(name)
 
-    def _glance(self, name: str, within_s: float = 0.0) -> float:
+    def _glance(self, run: Run, within_s: float = 0.0) -> float:
         """Seconds of a call, about."""
-        return self._race({name: self._runs[name]}, 0.0).glance(name, within_s)
+        return self._race({EAGER: run}, 0.0).glance(EAGER, within_s)
 
     def _say(self, what: str) -> None:
         best = min(self._seen, key=self._seen.__getitem__)
@@ -343,6 +343,9 @@ class TuningSession:
             compiled += verdict.first_s
             problem = prepared.failed()
             reason = f"wrong: {verdict.wrong}" if verdict.wrong else problem
+            if not reason:
+                self._memory[prepared.name] = memory.resident() - before
+                self._seen[prepared.name] = self._glance(run)
         except Unsuitable as error:
             reason = str(error)
         except VerificationError as error:  # of one that proves itself
@@ -353,8 +356,6 @@ class TuningSession:
             reason = f"{at}: {brief_error(error)}"
         if not reason:
             self._runs[prepared.name] = run
-            self._seen[prepared.name] = self._glance(prepared.name)
-            self._memory[prepared.name] = memory.resident() - before
         self._rows[prepared.name] = CandidateReport(
             prepared.name,
             reason,
@@ -424,6 +425,7 @@ class TuningSession:
     def _drop(self, name: str, reason: str) -> None:
         self._rows[name] = replace(self._rows[name], reason=reason, seconds=None, speedup=None)
         self._runs.pop(name, None)
+        self._seen.pop(name, None)
 
     def _choose(self, measured: Measured) -> Outcome:
         order = [n for n in measured.order if n in self._runs]

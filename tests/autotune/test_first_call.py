@@ -1,5 +1,6 @@
 """How long the first call tunes, what it says meanwhile, and what an interruption leaves."""
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ class Process:
         self.now, self.compile_s, self.call_s = 0.0, compile_s, call_s
         self.compiled: list[str] = []
         self.interrupted_by = ""
+        self.fails_at = 0  # which call of onnxrt
         patch.setattr(race, "time", SimpleNamespace(sleep=lambda s: None))
         patch.setattr(race, "running_s", lambda: self.now)
         budget = Budget(120, clock=lambda: self.now)
@@ -75,7 +77,11 @@ class Process:
         patch.setattr(TuningKey, "model", lambda _: model)
 
     def _run(self, name: str) -> race.Run:
+        calls = itertools.count(1)
+
         def call(args: list[Any]) -> Sequence[Tensor]:
+            if name == "onnxrt" and next(calls) == self.fails_at:
+                raise RuntimeError("the licence has expired")
             self.now += self.call_s[name]
             return [args[0] * 2]
 
@@ -187,6 +193,16 @@ def test_a_small_graph_says_nothing_of_how_long_a_large_one_compiles(
         past = [decision(ops=ops, candidates=rows)]
         found = CostModel(past, large).predict("ov").compile_s
         assert expected <= found <= at_most * expected
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+def test_who_fails_in_whichever_call_loses_alone(call: int, monkeypatch: pytest.MonkeyPatch):
+    process = Process(monkeypatch, SECONDS, FAST)
+    process.fails_at = call
+    result = process.tune("a")
+    assert result.winner == "ov"
+    reasons = {row.name: row.reason for row in result.candidates}
+    assert reasons["onnxrt"] == "raised when it was called: RuntimeError: the licence has expired"
 
 
 def test_an_interruption_keeps_what_is_known(

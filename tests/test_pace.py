@@ -25,6 +25,7 @@ from dynamo_backends.interface.report import PaceReport
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.runtime import pace
 from dynamo_backends.runtime.prepared_executables import LiveExecutable
+from dynamo_backends.verify import bisection
 from dynamo_backends.workers.contention import System
 from tests.bench.programs import ROOT
 
@@ -427,6 +428,32 @@ def test_explain_shows_it():
     flat = " ".join(text.split())
     assert "beside eager: a block (1x aten.mul.Tensor," in flat
     assert "slower, 42 times eager's time (42 ms, eager 1 ms); it runs in eager" in flat
+
+
+def test_the_slow_operator_is_found_on_request(monkeypatch: pytest.MonkeyPatch):
+    class OfOne(Slow):
+        def _run(self, module: fx.GraphModule, values: Sequence[Any]) -> Any:
+            if "cumsum" in module.code:
+                Clock.now += 41 * MS
+            return module(*values)
+
+    backend = OfOne(1)
+    monkeypatch.setattr(bisection, "clock", Clock().wall_s)
+
+    def resolved(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return compile_captured(backend, gm, inputs, Options(min_block_size=1, cache=False))
+
+    with torch.no_grad():
+        found = dynamo_backends.explain(function, torch.randn(5), backend=resolved, slow=True)
+    (noted,) = found.reports[0].paces
+    assert (noted.outcome, noted.factor, noted.replaced) == ("slower", pytest.approx(42), False)
+    start = "most of that in aten.cumsum.default, at "
+    assert noted.reason.startswith(start)
+    assert noted.reason.endswith(": 42.0 times eager's time (42 ms, eager 1 ms)")
+    backend.ran = backend.compiled = 0
+    with torch.no_grad():
+        found = dynamo_backends.explain(function, torch.randn(5), backend=resolved)
+    assert (found.reports[0].paces, backend.compiled) == ([], 1)
 
 
 def test_autotune_races_itself():

@@ -175,6 +175,7 @@ def explain(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
     bisect: bool = False,
+    slow: bool = False,
     **kwargs: Any,
 ) -> Explanation:
     """Compiles and calls a function or module once, and returns a report of what was compiled.
@@ -195,6 +196,8 @@ def explain(
         dynamic: As for `torch.compile`.
         bisect: Find the wrong operators of a graph that is wrong, by compiling parts of it. Each
             step takes a compilation. For backends of this package, and not with `verify="off"`.
+        slow: Time each block beside eager, and find the slow operators of one that is slower, by
+            compiling parts of it. Under the same conditions as `bisect`.
         kwargs: The function's keyword arguments. For one called like an argument of `explain`
             itself, use `Explainer`.
 
@@ -203,8 +206,8 @@ def explain(
         OptionError: An option is unknown or wrong.
         TypeError: `backend` is neither a name nor a function of a graph and its inputs.
     """
-    given = {"backend": backend, "options": options, "dynamic": dynamic, "bisect": bisect}
-    with Explainer(fn, **given) as explainer:  # type: ignore[arg-type]
+    given = {"backend": backend, "options": options, "dynamic": dynamic}
+    with Explainer(fn, **given, bisect=bisect, slow=slow) as explainer:  # type: ignore[arg-type]
         results = explainer(*args, **kwargs)
         explainer.differentiate(results)
     return explainer.explanation()
@@ -227,6 +230,7 @@ class Explainer:
         options: Options of the backend.
         dynamic: As for `torch.compile`.
         bisect: As for `explain`.
+        slow: As for `explain`.
         switched: Whether `switches` can be asked for; graphs are kept for that.
 
     Raises:
@@ -243,6 +247,7 @@ class Explainer:
         options: Mapping[str, Any] | None = None,
         dynamic: bool | None = None,
         bisect: bool = False,
+        slow: bool = False,
         switched: bool = False,
     ):
         self._fn = _unwrap(fn)
@@ -252,6 +257,7 @@ class Explainer:
         self._observer = Observer(resolved, dynamic, switched, refusing)
         self._stack = contextlib.ExitStack()
         self._bisect = bisect
+        self._slow = slow
         self._compiled: Callable[..., Any] | None = None
         self._calls = 0
         self._seconds = 0.0
@@ -261,6 +267,8 @@ class Explainer:
         """Begins to watch compilations."""
         if self._bisect:
             self._stack.enter_context(bisecting())
+        if self._slow:
+            self._stack.enter_context(bisecting("slow"))
         region = self._stack.enter_context(self._observer.active())
         self._compiled = region(self._fn)
         return self

@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bisect", action="store_true", help="if a graph is wrong, find the wrong operators"
     )
+    parser.add_argument(
+        "--slow", action="store_true", help="if a block is slower than eager, find the operators"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
     parser.add_argument(
         "--html", type=path, metavar="FILE.html", help="write a page as well, with times"
@@ -185,6 +188,7 @@ def _explained(
         options=options,
         dynamic=True if args.dynamic else None,
         bisect=args.bisect,
+        slow=args.slow,
         switched=bool(rounds),
     )
     with explainer:

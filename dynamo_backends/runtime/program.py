@@ -20,12 +20,12 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.eager_calls import for_eager
 from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.interface.counters import VENDOR, stage
-from dynamo_backends.interface.errors import VerificationError, brief_error
+from dynamo_backends.interface.errors import VerificationError, brief_error, done_without
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.interface.report import GraphReport, PaceReport, Served
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.pace import PaceCheck, Paced, Runs
+from dynamo_backends.runtime.pace import PaceCheck, Paced, Runs, operators
 from dynamo_backends.runtime.position_checks import marked
 from dynamo_backends.runtime.weight_binding import Policy, WeightBinding
 from dynamo_backends.verify import bisection
@@ -207,6 +207,7 @@ class Block:
                 if self._paced is not None:
                     self._paced.eager_s = outcome.seconds
                 self._instead = self._paced
+                self._note_if_slow(values)
                 return_free_memory()  # what the compiler left
             return outcome.results
         if outcome.is_lost:
@@ -217,6 +218,19 @@ class Block:
         self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")
         eager = self._gives_up()
         return eager(values) if outcome.expected is None else outcome.expected
+
+    def _note_if_slow(self, values: Sequence[Any]) -> None:
+        """Notes which operators are slow, if somebody asked."""
+        if self._compile_part is None or not bisection.is_requested("slow") or self._updated:
+            return
+        with done_without(self._report, "looking for slow operators"):
+            found = bisection.smallest_slow_region(self.graph, self._compile_part, values)
+            if found is not None:
+                own, eager, region = found
+                why = "no part of it is slow when it is compiled alone"
+                why = f"most of that in {region}" if region is not None else why
+                part = operators([self.graph])
+                self._report.paces.append(PaceReport("block", part, "slower", own, eager, why))
 
     def verify_again(self) -> None:
         """See `Program.verify_again`."""

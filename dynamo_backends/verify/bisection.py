@@ -1,12 +1,16 @@
-"""Finds the operators of a block that compiled code computes wrongly, by compiling parts of it."""
+"""Finds the operators of a block that are wrong, or slow, by compiling parts of it."""
 
 import contextlib
 import logging
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
+from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import extract
@@ -19,25 +23,32 @@ log = logging.getLogger("dynamo_backends")
 Compile = Callable[[Graph], Executable]
 
 _lock = fork_safe_lock()
-_requests: list[object] = []
+_requests: list[str] = []
+
+clock = time.perf_counter
+_RUNS = 4  # of each part, of which the fastest counts
+_SLOW = 1.5
 
 
 @contextlib.contextmanager
-def bisecting() -> Iterator[None]:
-    """Inside, in all threads: the operators are looked for that make a block wrong."""
-    request = object()
+def bisecting(what: str = "wrong") -> Iterator[None]:
+    """Inside, in all threads: the operators are looked for that make a block wrong, or slow.
+
+    Args:
+        what: "wrong" or "slow".
+    """
     with _lock:
-        _requests.append(request)
+        _requests.append(what)
     try:
         yield
     finally:
         with _lock:
-            _requests.remove(request)
+            _requests.remove(what)
 
 
-def is_requested() -> bool:
+def is_requested(what: str = "wrong") -> bool:
     """Returns whether somebody is inside of `bisecting`."""
-    return bool(_requests)
+    return what in _requests
 
 
 def smallest_wrong_region(
@@ -57,13 +68,29 @@ def smallest_wrong_region(
     Returns:
         None if no part is wrong by itself.
     """
-    search = _Search(graph, compile_part, inputs, reduced)
-    calls = len(graph.calls)
-    if not search.wrong(0, calls):
+    return _Search(graph, compile_part, inputs, reduced).smallest()
+
+
+def smallest_slow_region(
+    graph: Graph, compile_part: Compile, inputs: Sequence[Any]
+) -> tuple[float, float, str | None] | None:
+    """Finds the fewest calls in a row that, compiled alone, lose half of the time of a block.
+
+    Args:
+        graph: The block, functional.
+        compile_part: Compiles a part; may raise.
+        inputs: Inputs of the block.
+
+    Returns:
+        Seconds of the block and of eager, and the calls in words, None if no part is slow by
+        itself; None if the block takes less than 1.5 times eager's time.
+    """
+    search = _SlowSearch(graph, compile_part, inputs, False)
+    own, eager = search.times(0, len(graph.calls))
+    if own < _SLOW * eager:
         return None
-    end = _first(lambda end: bool(search.wrong(0, end)), 1, calls)
-    start = end - _first(lambda length: bool(search.wrong(end - length, end)), 1, end)
-    return search.described(start, end)
+    search.lost = own - eager
+    return own, eager, search.smallest()
 
 
 def _first(holds: Callable[[int], bool], least: int, most: int) -> int:
@@ -85,6 +112,15 @@ class _Search:
         self._reduced = reduced
         self._known: dict[tuple[int, int], str] = {}
 
+    def smallest(self) -> str | None:
+        """Returns the fewest calls in a row for which `wrong` says something, in words."""
+        calls = len(self._graph.calls)
+        if not self.wrong(0, calls):
+            return None
+        end = _first(lambda end: bool(self.wrong(0, end)), 1, calls)
+        start = end - _first(lambda length: bool(self.wrong(end - length, end)), 1, end)
+        return self.described(start, end)
+
     def wrong(self, start: int, end: int) -> str:
         """Returns what is wrong with the calls from `start` to `end`; empty if nothing is known."""
         if (start, end) not in self._known:
@@ -96,16 +132,23 @@ class _Search:
         return self._known[start, end]
 
     def _try(self, start: int, end: int) -> str:
+        graph, given, bind = self._part(start, end)
+        return Comparison(graph, self._reduced)(lambda: bind()(), given).wrong
+
+    def _part(
+        self, start: int, end: int
+    ) -> tuple[Graph, list[Any], Callable[[], Callable[[], Sequence[Any]]]]:
+        """Returns the graph of some calls, its inputs, and what binds them to compiled code."""
         part = extract(self._graph, self._graph.calls[start:end], on_backend=True)
         values = self._values(start)
         given = [values[name] for name in part.reads]
         executable = self._compile(part.graph.copy())
 
-        def run() -> Sequence[Any]:
+        def bind() -> Callable[[], Sequence[Any]]:
             bound, _ = executable.bind([given[i] for i in part.graph.weights])
-            return bound([given[i] for i in part.graph.activations])
+            return lambda: bound([given[i] for i in part.graph.activations])
 
-        return Comparison(part.graph, self._reduced)(run, given).wrong
+        return part.graph, given, bind
 
     def _values(self, end: int) -> dict[str, Any]:
         """Eager's values of what the calls before `end` leave for those after."""
@@ -124,6 +167,38 @@ class _Search:
         lines = dict.fromkeys(line for n in calls if (line := source_line(n)) is not None)
         where = "".join(f", at {line}" for line in list(lines)[:2])
         return f"{names}{where}: {self.wrong(start, end)}"
+
+
+class _SlowSearch(_Search):
+    """Searches for the part that loses at least half of the time."""
+
+    lost = math.inf
+
+    def times(self, start: int, end: int) -> tuple[float, float]:
+        """Returns the seconds that compiled code and eager take for some calls."""
+        graph, given, bind = self._part(start, end)
+        run, eager = bind(), graph.module.forward
+        with disable_current_modes(), torch.no_grad():
+            return _fastest(run), _fastest(lambda: eager(*given))
+
+    def _try(self, start: int, end: int) -> str:
+        own, eager = self.times(start, end)
+        if own - eager < self.lost / 2:
+            return ""
+        return (
+            f"{own / eager:.1f} times eager's time ({own * 1e3:.3g} ms, eager {eager * 1e3:.3g} ms)"
+        )
+
+
+def _fastest(run: Callable[[], object]) -> float:
+    """Returns the seconds of the fastest of several runs."""
+
+    def took() -> float:
+        start = clock()
+        run()
+        return clock() - start
+
+    return min(took() for _ in range(_RUNS))
 
 
 def _name(node: fx.Node) -> str:

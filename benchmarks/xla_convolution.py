@@ -22,10 +22,10 @@ from rich.progress import track
 from rich.table import Table
 
 import harness
-from dynamo_backends.xla.lowering.convolution_dense import IM2COL
-from dynamo_backends.xla.lowering.convolution_programs import (
+from dynamo_backends.xla.lowering.convolution_algorithms import IM2COL
+from dynamo_backends.xla.lowering.convolution_nhwc import (
     PROGRAMS,
-    ConvolutionProgram,
+    ConvolutionAlgorithm,
     ConvShape,
     choose_rule,
 )
@@ -95,7 +95,7 @@ class Row:
         return self.ratio_low <= LIMIT
 
 
-def compiled(program: ConvolutionProgram, x: Any, w: Any, shape: ConvShape) -> Callable[[], Any]:
+def compiled(program: ConvolutionAlgorithm, x: Any, w: Any, shape: ConvShape) -> Callable[[], Any]:
     """A call that waits for its result."""
     prepared = jax.block_until_ready(jax.jit(lambda w: program.prepare(w, shape))(w))
     executable = jax.jit(lambda x, p: program.apply(x, p, shape)).lower(x, prepared).compile()

@@ -124,7 +124,7 @@ def measure(
         torch.compiler.reset()
         with (
             mock.patch.object(_jaxlib, "CPU_DISABLED_PASSES", passes),
-            mock.patch.object(interpreter, "barred", return_value=frozenset()),
+            mock.patch.object(interpreter, "find_barrier_nodes", return_value=frozenset()),
             _statistics() as found,
         ):
             runs[way] = make()

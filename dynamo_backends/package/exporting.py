@@ -48,7 +48,7 @@ def written_stablehlo(
         platforms: See `export`.
         options: Options of `openxla`.
     """
-    from dynamo_backends.xla.exporting import portable_program, run_here
+    from dynamo_backends.xla.exporting import portable_program, run_stablehlo_on_cpu
     from dynamo_backends.xla.options import lowering_options
 
     graph, weights = whole.graph, list(whole.weights.values())
@@ -67,7 +67,7 @@ def written_stablehlo(
     archive.write(path, manifest, {WEIGHTS: content, **files})
     if "cpu" not in programs:
         return None
-    return lambda given: run_here(programs["cpu"], [*weights, *given])
+    return lambda given: run_stablehlo_on_cpu(programs["cpu"], [*weights, *given])
 
 
 def _described(names: Sequence[str], values: Sequence[Tensor]) -> list[dict[str, Any]]:

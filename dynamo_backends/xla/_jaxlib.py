@@ -34,7 +34,7 @@ def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> A
     """Returns a PJRT client on the CPU, by default a synchronous one, separate from jax's own.
 
     A synchronous client runs a program in the calling thread if all arguments are ready, so that
-    its results are ready, too. `import_tensor` and `copied` return buffers that are.
+    its results are ready, too. `import_tensor` and `copy_to_device` return buffers that are.
 
     Args:
         asynchronous: Whether programs run while their caller goes on.
@@ -43,8 +43,8 @@ def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> A
     return xc.make_cpu_client(asynchronous=asynchronous, num_devices=devices)
 
 
-def serve_keys(address: str, size: int) -> Any:
-    """Starts the service by which the processes of a job find each other; it ends with its owner.
+def start_coordination_service(address: str, size: int) -> Any:
+    """Starts jaxlib's coordination service (a key-value store) for multi-process jobs.
 
     Args:
         address: Where, such as "127.0.0.1:2345".
@@ -53,11 +53,13 @@ def serve_keys(address: str, size: int) -> Any:
     return _jax.get_distributed_runtime_service(address, size, heartbeat_timeout=_NEVER)
 
 
-def join_cpu(address: str, rank: int, size: int, host: str, seconds: int) -> tuple[Any, Any]:
-    """Returns a PJRT client whose devices are a CPU of each process; collectives are gloo's.
+def make_distributed_cpu_client(
+    address: str, rank: int, size: int, host: str, seconds: int
+) -> tuple[Any, Any]:
+    """Creates a multi-process CPU PJRT client that runs collectives through gloo.
 
     Args:
-        address: Address of `serve_keys`.
+        address: Address of `start_coordination_service`.
         rank: This process.
         size: How many there are.
         host: The name or address under which the others reach this process.
@@ -150,8 +152,8 @@ def _cpu_flags(sparing: bool, fuses_products: bool) -> list[_Flag]:
     return [order] * sparing + [_PRODUCTS_ALONE] * (not fuses_products)
 
 
-def simplifies(platform: str) -> bool:
-    """Returns whether programs for a platform are compiled with the algebraic simplifier."""
+def runs_algebraic_simplifier(platform: str) -> bool:
+    """Returns whether XLA's algsimp pass runs when compiling for this platform."""
     return platform != "cpu" or _SIMPLIFIER not in CPU_DISABLED_PASSES
 
 
@@ -195,7 +197,7 @@ def _compile_options(device: Any) -> Any:
 
 
 def bytecode(lowered: "jax.stages.Lowered") -> bytes:
-    """Returns the StableHLO of a lowered function as MLIR bytecode."""
+    """Serializes the StableHLO module of a lowered function to MLIR bytecode."""
     return mlir.module_to_bytecode(_canonical_module(lowered))
 
 
@@ -237,8 +239,8 @@ def _remove_unit_dimensions(broadcast: Any) -> None:
         broadcast.attributes["broadcast_dimensions"] = dims
 
 
-def portable(lowered: "jax.stages.Lowered") -> bytes:
-    """Returns the StableHLO of a lowered function as an artifact that later versions read."""
+def to_portable_artifact(lowered: "jax.stages.Lowered") -> bytes:
+    """Serializes a lowered function to a versioned StableHLO portable artifact."""
     weeks = stablehlo.StablehloCompatibilityRequirement.WEEK_12
     version = stablehlo.get_version_from_compatibility_requirement(weeks)
     module = _canonical_module(lowered)
@@ -247,8 +249,8 @@ def portable(lowered: "jax.stages.Lowered") -> bytes:
     return _jax.mlir.serialize_portable_artifact(mlir.module_to_bytecode(module), version)
 
 
-def caller(executable: Any, device: Any) -> Callable[[list[Any]], list[Any]]:
-    """The cheapest way to execute on one device: from a list of buffers to a list of buffers."""
+def make_single_device_call(executable: Any, device: Any) -> Callable[[list[Any]], list[Any]]:
+    """Returns a function that runs an executable on one device, buffers to buffers."""
     handlers: list[Any] = []
     execute = executable.execute_sharded
 
@@ -274,10 +276,10 @@ def _result_handler(aval: Any, sharding: Any) -> Any:
     return xc.array_result_handler(aval, sharding, committed=True, **checks)
 
 
-def executor(
+def make_lazy_device_call(
     executable: Any, device: Any, outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> Callable[[list[Any]], Iterator[list[Any]]]:
-    """Execution on one device that runs nothing but C code.
+    """Returns a function of buffers to an iterator that runs when it is advanced, in C.
 
     Args:
         executable: What to execute.
@@ -297,7 +299,7 @@ def executor(
 
 
 def temporary_bytes(executable: Any) -> int:
-    """Returns how much memory each execution takes beside inputs and outputs."""
+    """Returns the bytes of temporary memory that one execution needs."""
     return executable.get_compiled_memory_stats().temp_size_in_bytes
 
 
@@ -323,8 +325,8 @@ def import_tensor(tensor: Tensor, device: Any) -> Any:
     return buffer
 
 
-def copied(device: Any, array: np.ndarray) -> Any:
-    """Returns a copy of a numpy array in memory that XLA owns alone, and may write over.
+def copy_to_device(device: Any, array: np.ndarray) -> Any:
+    """Copies a numpy array into a new device buffer that XLA owns and may donate.
 
     The array is not read after the call. On a CPU the copy is ready.
     """
@@ -343,14 +345,14 @@ def copied(device: Any, array: np.ndarray) -> Any:
 # --- programs that are split over several devices
 
 
-def compile_split(
+def compile_spmd_program(
     client: Any,
     devices: Sequence[Any],
     module: bytes,
     reduces_apart: bool = False,
     fuses_products: bool = False,
 ) -> Any:
-    """Compiles StableHLO bytecode with shardings for several devices, as one program.
+    """Compiles StableHLO with shardings to one SPMD executable for several devices.
 
     XLA splits it by its own partitioner (shardy). On CPUs its operations run in the order that
     needs the least memory. Where a device waits for others for 40 seconds XLA ends the process;
@@ -380,10 +382,10 @@ def compile_split(
     return _compile(client, devices, module, options, flags)
 
 
-def split_caller(
+def make_multi_device_call(
     executable: Any, outputs: Sequence[jax.ShapeDtypeStruct], shardings: Sequence[Any]
 ) -> Callable[[list[Any]], list[Any]]:
-    """Execution on several devices: from a list of arrays to a list of arrays.
+    """Returns a function that runs an SPMD executable, sharded arrays to sharded arrays.
 
     Args:
         executable: What to execute.
@@ -398,8 +400,8 @@ def split_caller(
     return lambda arrays: execute(arrays).consume_with_handlers(handlers)
 
 
-def parts_caller(executable: Any) -> Callable[[list[Any]], list[Any]]:
-    """Execution on devices of several processes: from a list of arrays to this one's parts."""
+def make_multi_process_call(executable: Any) -> Callable[[list[Any]], list[Any]]:
+    """Returns a function that runs on all processes and returns this one's shards."""
     execute = executable.execute_sharded
 
     def call(arrays: list[Any]) -> list[Any]:
@@ -410,28 +412,30 @@ def parts_caller(executable: Any) -> Callable[[list[Any]], list[Any]]:
 
 
 def program_text(executable: Any) -> str:
-    """Returns the compiled program of one device, in XLA's own words."""
+    """Returns the optimized HLO of an executable as text."""
     text: str = executable.hlo_modules()[0].to_string()
     return text
 
 
-def memory_of(executable: Any) -> Any:
-    """Returns what each device needs, in bytes: `argument_size_in_bytes` and others."""
+def compiled_memory_stats(executable: Any) -> Any:
+    """Returns XLA's compiled memory statistics of an executable, per device."""
     return executable.get_compiled_memory_stats()
 
 
-def split(array: np.ndarray, sharding: Any) -> Any:
-    """Returns a copy of a numpy array on several devices, in memory that XLA owns alone.
+def shard_array(array: np.ndarray, sharding: Any) -> Any:
+    """Copies a numpy array to the devices of a sharding, each device getting its shard.
 
     Of devices of several processes each process fills its own.
     """
     places = sharding.addressable_devices_indices_map(array.shape)
-    parts = [copied(device, np.asarray(array[i], order="C")) for device, i in places.items()]
+    parts = [
+        copy_to_device(device, np.asarray(array[i], order="C")) for device, i in places.items()
+    ]
     return jax.make_array_from_single_device_arrays(array.shape, sharding, parts)
 
 
-def joined(part: np.ndarray, shape: Sequence[int], sharding: Any) -> Any:
-    """Returns an array of which each process has one part, on its only device.
+def make_array_from_shard(part: np.ndarray, shape: Sequence[int], sharding: Any) -> Any:
+    """Creates a global array of which this process provides its one local shard.
 
     Args:
         part: This process's.
@@ -439,10 +443,10 @@ def joined(part: np.ndarray, shape: Sequence[int], sharding: Any) -> Any:
         sharding: Sharding of the whole.
     """
     (device,) = sharding.addressable_devices
-    parts = [copied(device, np.asarray(part, order="C"))]
+    parts = [copy_to_device(device, np.asarray(part, order="C"))]
     return jax.make_array_from_single_device_arrays(tuple(shape), sharding, parts)
 
 
-def keep_forever(owned: Any) -> None:
-    """Never ends the life of an object: a client's end would wait for programs that never end."""
+def leak_object(owned: Any) -> None:
+    """Leaks a reference on purpose: destroying a PJRT client could wait forever."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(owned))

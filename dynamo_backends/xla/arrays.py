@@ -23,7 +23,7 @@ _CARRIERS = {
 
 
 def tensor_to_numpy(tensor: Tensor) -> np.ndarray:
-    """Elements as a numpy array on the host, any dtype that XLA has; shared if possible."""
+    """Converts a tensor to a numpy array, sharing memory if possible."""
     tensor = in_row_major(tensor.cpu())
     carrier = _CARRIERS.get(tensor.dtype)
     if carrier is None:
@@ -45,7 +45,7 @@ MOST = 32
 
 
 class InFlight:
-    """The programs that a device was given.
+    """Bounds how many launched programs may be unfinished on a device.
 
     Args:
         most: Number that may be unfinished when the next one is launched.
@@ -82,8 +82,8 @@ class InFlight:
 _returned: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-def worth_noting(values: Sequence[Tensor]) -> list[int]:
-    """Returns which results are so large that copying them would take longer than noting them.
+def outputs_worth_tracking(values: Sequence[Tensor]) -> list[int]:
+    """Returns indices of outputs large enough that donating them later beats copying.
 
     Args:
         values: Fake tensors, one per result.
@@ -92,13 +92,13 @@ def worth_noting(values: Sequence[Tensor]) -> list[int]:
     return [k for k, size in enumerate(sizes) if size > staging.LIMIT]
 
 
-def note(buffer: Any) -> None:
-    """Notes a buffer, of XLA's CPU client, that becomes a tensor of torch's."""
+def track_output_buffer(buffer: Any) -> None:
+    """Remembers an XLA output buffer by its address, so that it can be donated later."""
     _returned[buffer.unsafe_buffer_pointer()] = buffer
 
 
-def find_returned(tensor: Tensor, shape: Sequence[int]) -> Any | None:
-    """Returns the buffer whose memory a tensor has, if there is one.
+def find_tracked_buffer(tensor: Tensor, shape: Sequence[int]) -> Any | None:
+    """Returns the tracked XLA buffer behind a tensor's memory, or None.
 
     Args:
         tensor: On the CPU.

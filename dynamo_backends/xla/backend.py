@@ -25,11 +25,11 @@ from dynamo_backends.xla.options import (
     convolution_precision,
     lowering_options,
     matmul_precision,
-    parts_of,
+    parse_device_name,
 )
 
 if TYPE_CHECKING:
-    from dynamo_backends.xla.mesh.spread import Spread
+    from dynamo_backends.xla.mesh.placements import MeshPlacements
 
 
 @functools.cache
@@ -49,8 +49,8 @@ def has_cuda_plugin() -> bool:
 
 
 @functools.cache
-def gpus() -> str:
-    """Returns what machine code for CUDA devices depends on; empty without any."""
+def cuda_cache_key() -> str:
+    """Returns names and capabilities of the CUDA devices, as a part of the cache key."""
     if not torch.cuda.is_available() or not has_cuda_plugin():
         return ""
     count = torch.cuda.device_count()
@@ -60,8 +60,8 @@ def gpus() -> str:
 
 
 @functools.cache
-def tpu() -> str:
-    """Returns the chip that machine code for the TPU depends on."""
+def tpu_cache_key() -> str:
+    """Returns TPU kind and platform version, as a part of the cache key."""
     from dynamo_backends.xla.runtime import open_device
 
     handle = open_device("tpu").handle
@@ -69,7 +69,7 @@ def tpu() -> str:
 
 
 class OpenXLA(Backend):
-    """See the module's docstring."""
+    """Implements the backend `openxla`: compiles graphs with XLA through PJRT."""
 
     name = "openxla"
     summary = "XLA through PJRT, without torch_xla"
@@ -113,7 +113,7 @@ class OpenXLA(Backend):
         """See `OwnsDevice.options_for_device`."""
         if options.mesh is not None:
             return options  # what is elsewhere comes to the host, and is split from there
-        if parts_of(device) is None:
+        if parse_device_name(device) is None:
             raise DeviceError(
                 f"tensors are on the {device}, over which compile_step spreads training steps; "
                 "other graphs are compiled for one device. Give compile_step the mesh, or "
@@ -131,9 +131,9 @@ class OpenXLA(Backend):
         device = open_device(*_parts(options.device))
         if not device.is_remote:
             return None
-        from dynamo_backends.xla.placement import settle
+        from dynamo_backends.xla.device_transfer import register_eager_device
 
-        return settle(device)
+        return register_eager_device(device)
 
     def keeps(self, options: XlaOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`: whatever has a lowering is handed over whole."""
@@ -163,9 +163,9 @@ class OpenXLA(Backend):
         plan = super().plan(graph, options)
         if options.collectives == "torch" or not any(map(_is_distributed, graph.calls)):
             return plan
-        from dynamo_backends.xla.mesh.local import planned_together
+        from dynamo_backends.xla.mesh.distributed_graphs import agree_on_plan
 
-        return planned_together(graph, plan)
+        return agree_on_plan(graph, plan)
 
     def single_process_options(self, options: XlaOptions) -> XlaOptions:
         """See `SpansMesh.single_process_options`."""
@@ -182,10 +182,13 @@ class OpenXLA(Backend):
         if (spread := options.spread) is not None:
             return self._compile_on_mesh(graph, options, spread)
         if any(map(_is_distributed, graph.calls)):
-            from dynamo_backends.xla.mesh.local import compile_local, has_collectives
+            from dynamo_backends.xla.mesh.distributed_graphs import (
+                compile_distributed_graph,
+                has_collectives,
+            )
 
             if has_collectives(graph):
-                return compile_local(graph, lowering_options("cpu", options))
+                return compile_distributed_graph(graph, lowering_options("cpu", options))
         from dynamo_backends.xla.compiler import compile_graph
         from dynamo_backends.xla.runtime import open_device
 
@@ -205,7 +208,7 @@ class OpenXLA(Backend):
         spread = options.spread
         return () if spread is None else spread.of_inputs(graph, names)
 
-    def _compile_on_mesh(self, graph: Graph, options: XlaOptions, spread: "Spread") -> Any:
+    def _compile_on_mesh(self, graph: Graph, options: XlaOptions, spread: "MeshPlacements") -> Any:
         from dynamo_backends.xla.mesh.devices import open_mesh
         from dynamo_backends.xla.mesh.inference import compile_on_mesh
 
@@ -257,7 +260,7 @@ class OpenXLA(Backend):
         precision = matmul_precision(options), convolution_precision("cuda", options)
         flags = os.environ.get("XLA_FLAGS"), _jaxlib.CPU_DISABLED_PASSES
         settings = (*precision, torch.get_num_threads(), *flags)
-        devices = f"{gpus()} {tpu() if options.device == 'tpu' else ''}"
+        devices = f"{cuda_cache_key()} {tpu_cache_key() if options.device == 'tpu' else ''}"
         return f"{self.versions()} {_package_version()} {processor()} {devices} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
@@ -343,7 +346,7 @@ def _refuse_mesh(options: XlaOptions) -> None:
 
 
 def _parts(device: str) -> tuple[str, int]:
-    parts = parts_of(device)
+    parts = parse_device_name(device)
     assert parts is not None  # see `XlaOptions.validate`
     return parts
 

@@ -15,22 +15,25 @@ from dynamo_backends.interface.counters import VENDOR, stage
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
+from dynamo_backends.xla.conv_attention_rewrites import (
+    move_scale_after_conv,
+    undo_repeated_kv_heads,
+)
+from dynamo_backends.xla.custom_calls import find_custom_calls
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.foreign_calls import calls_of_libraries
-from dynamo_backends.xla.late_scales import scale_late, share_heads
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from dynamo_backends.xla.lowering.values import ChannelsLast, Value, logical
-from dynamo_backends.xla.preparation import jaxpr_to_instructions
-from dynamo_backends.xla.products import simplify_products, split_skinny
-from dynamo_backends.xla.repeated import may_fuse_products
-from dynamo_backends.xla.runtime import Device, XlaExecutable, XlaInputMap
-from dynamo_backends.xla.updating import executable_for, results_order, updated_in_place
+from dynamo_backends.xla.lowering.values import ChannelsLast, Value, to_logical_array
+from dynamo_backends.xla.matmul_rewrites import simplify_products, split_skinny
+from dynamo_backends.xla.repeated_operands import may_fuse_products
+from dynamo_backends.xla.runtime import PjrtDevice, XlaExecutable, XlaInputMap
+from dynamo_backends.xla.torch_prologue import jaxpr_to_torch_prologue
+from dynamo_backends.xla.updating import executable_for, find_donatable_inputs, results_order
 
 
 def compile_graph(
     graph: Graph,
-    device: Device,
+    device: PjrtDevice,
     options: LoweringOptions,
     lowering: GraphLowering | None = None,
 ) -> XlaExecutable:
@@ -48,15 +51,17 @@ def compile_graph(
     """
     if lowering is None:
         if device.platform == "cpu":
-            scale_late(graph)
-        share_heads(graph)
+            move_scale_after_conv(graph)
+        undo_repeated_kv_heads(graph)
         lowering = GraphLowering(graph.module.graph, options)
     # 64-bit types exist in this thread and while compiling only; the executable keeps them.
     with jax.enable_x64(True):
         traced = simplify_products(_trace(graph, lowering))
         # Whether weights on a GPU are still those that were prepared, only the GPU could say: each
         # call would wait for all that is on the way.
-        parts = prologue.split(traced, len(graph.weights), prepare=device.platform != "cuda")
+        parts = prologue.split_prologue(
+            traced, len(graph.weights), prepare=device.platform != "cuda"
+        )
         if device.platform == "cpu":
             main = split_skinny(parts.main, torch.get_num_threads())
             parts = replace(parts, main=main)
@@ -68,25 +73,25 @@ def compile_graph(
 
 
 def _compile_main(
-    graph: Graph, parts: prologue.SplitProgram, device: Device
+    graph: Graph, parts: prologue.SplitProgram, device: PjrtDevice
 ) -> tuple[Any, tuple[int, ...]]:
     """Returns the main program, and which activations it updates in place (see `XlaInputMap`)."""
-    updated = updated_in_place(graph, parts.activations, device)
+    updated = find_donatable_inputs(graph, parts.activations, device)
     fuses = may_fuse_products(parts.main)
     if updated:
         program = prologue.with_outputs(parts.main, results_order(graph, updated))
         first = len(program.jaxpr.invars) - len(parts.activations)
         slots = [first + parts.activations.index(i) for i in updated if i in parts.activations]
         lowered = _lower(program, device, slots)
-        if not calls_of_libraries(lowered):
+        if not find_custom_calls(lowered):
             return _compile(lowered, device, fuses_products=fuses), updated
     return _compile(_lower(parts.main, device), device, fuses_products=fuses), ()
 
 
-def _compile_prologue(program: core.ClosedJaxpr | None, device: Device) -> Any:
+def _compile_prologue(program: core.ClosedJaxpr | None, device: PjrtDevice) -> Any:
     if program is None:
         return None
-    prepared = jaxpr_to_instructions(program) if device.platform == "cpu" else None
+    prepared = jaxpr_to_torch_prologue(program) if device.platform == "cpu" else None
     if prepared is not None:
         return prepared
     return _compile(_lower(program, device), device, runs_once=True)
@@ -106,7 +111,7 @@ def _trace(graph: Graph, lowering: GraphLowering) -> core.ClosedJaxpr:
         results = lowering(inputs)
         return [to_storage(r, e.storage) for r, e in zip(results, exporters, strict=True)]
 
-    shapes = [abstract(values[place], storages[place]) for place in order]
+    shapes = [to_shape_dtype_struct(values[place], storages[place]) for place in order]
     with as_compile_error("jax cannot trace the graph"):
         return jax.make_jaxpr(program)(*shapes)
 
@@ -115,8 +120,8 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "stride")
 
 
-def abstract(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the array that a tensor with this storage is."""
+def to_shape_dtype_struct(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of the jax array for a tensor with this memory order."""
     if storage is None:  # a symbol, already replaced by its value wherever it was used
         return jax.ShapeDtypeStruct((), jnp.int64)
     shape = [value.shape[d] for d in storage.order]
@@ -124,7 +129,7 @@ def abstract(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
 
 
 def from_storage(array: jax.Array, storage: Storage) -> Value:
-    """Returns an array as it lies in memory as a value in torch's order of dimensions."""
+    """Converts an array in memory order to a value in torch's dimension order."""
     if storage.is_channels_last:
         return ChannelsLast(array)
     if storage.is_row_major:
@@ -133,16 +138,16 @@ def from_storage(array: jax.Array, storage: Storage) -> Value:
 
 
 def to_storage(value: Value, storage: Storage) -> jax.Array:
-    """Returns the reverse of `from_storage`."""
+    """Converts a value in torch's dimension order to an array in memory order."""
     if storage.is_channels_last and isinstance(value, ChannelsLast):
         return value.array
-    array = logical(value)
+    array = to_logical_array(value)
     for dim in storage.expanded:
         array = jax.lax.slice_in_dim(array, 0, 1, axis=dim)
     return array if storage.is_row_major else jnp.transpose(array, storage.order)
 
 
-def _lower(program: core.ClosedJaxpr, device: Device, donated: Sequence[int] = ()) -> Any:
+def _lower(program: core.ClosedJaxpr, device: PjrtDevice, donated: Sequence[int] = ()) -> Any:
     with as_compile_error("jax cannot lower the graph"):
         function = prologue.as_function(program)
         jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
@@ -150,7 +155,7 @@ def _lower(program: core.ClosedJaxpr, device: Device, donated: Sequence[int] = (
         return traced.lower(lowering_platforms=(device.platform,))
 
 
-def _compile(lowered: Any, device: Device, **how: bool) -> Any:
+def _compile(lowered: Any, device: PjrtDevice, **how: bool) -> Any:
     with as_compile_error("XLA cannot compile the graph"):
         module = _jaxlib.bytecode(lowered)
         with stage(VENDOR):

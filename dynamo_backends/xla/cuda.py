@@ -12,7 +12,7 @@ from dynamo_backends.xla import _jaxlib
 
 
 def import_tensors(tensors: Sequence[Tensor], handle: Any, index: int) -> list[Any]:
-    """Row-major tensors as buffers that share their memory.
+    """Imports row-major CUDA tensors as XLA buffers that share their memory.
 
     Memory that is not aligned as XLA's kernels expect is copied.
 
@@ -30,7 +30,7 @@ def import_tensors(tensors: Sequence[Tensor], handle: Any, index: int) -> list[A
 
 
 def export_buffers(buffers: Sequence[Any], index: int) -> list[Tensor]:
-    """Buffers as tensors that share their memory, for torch's current stream.
+    """Exports XLA buffers as CUDA tensors that share their memory.
 
     Args:
         buffers: Buffers of XLA's, perhaps still being computed.

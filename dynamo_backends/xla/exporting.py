@@ -14,16 +14,19 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import in_row_major, row_major
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.compiler import abstract
-from dynamo_backends.xla.late_scales import scale_late, share_heads
+from dynamo_backends.xla.compiler import to_shape_dtype_struct
+from dynamo_backends.xla.conv_attention_rewrites import (
+    move_scale_after_conv,
+    undo_repeated_kv_heads,
+)
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from dynamo_backends.xla.lowering.values import logical
+from dynamo_backends.xla.lowering.values import to_logical_array
 from dynamo_backends.xla.runtime import open_device
 
 
 def portable_program(graph: Graph, options: LoweringOptions) -> bytes:
-    """Returns a graph as a portable artifact of StableHLO, which XLA reads for years.
+    """Exports a graph as a serialized, versioned StableHLO artifact.
 
     It takes the weights, then the activations, and returns the outputs, as row-major arrays in the
     tensors' own order of dimensions.
@@ -38,8 +41,8 @@ def portable_program(graph: Graph, options: LoweringOptions) -> bytes:
     """
     graph = graph.copy()
     if options.platform == "cpu":
-        scale_late(graph)
-    share_heads(graph)
+        move_scale_after_conv(graph)
+    undo_repeated_kv_heads(graph)
     lowering = GraphLowering(graph.module.graph, options)
     order = [*graph.weights, *graph.activations]
     values = [p.meta["val"] for p in graph.placeholders]
@@ -48,16 +51,16 @@ def portable_program(graph: Graph, options: LoweringOptions) -> bytes:
         inputs: list[Any] = [None] * len(order)
         for place, array in zip(order, arrays, strict=True):
             inputs[place] = array
-        return [logical(value) for value in lowering(inputs)]
+        return [to_logical_array(value) for value in lowering(inputs)]
 
     with jax.enable_x64(True), as_compile_error("jax cannot lower the graph"):
-        shapes = [abstract(values[i], row_major(values[i].ndim)) for i in order]
+        shapes = [to_shape_dtype_struct(values[i], row_major(values[i].ndim)) for i in order]
         traced = jax.jit(program, keep_unused=True).trace(*shapes)
-        return _jaxlib.portable(traced.lower(lowering_platforms=(options.platform,)))
+        return _jaxlib.to_portable_artifact(traced.lower(lowering_platforms=(options.platform,)))
 
 
-def run_here(program: bytes, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Runs a program that was lowered for CPUs.
+def run_stablehlo_on_cpu(program: bytes, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Compiles a StableHLO artifact on this machine's CPU and runs it once.
 
     Args:
         program: From `portable_program`.
@@ -66,5 +69,5 @@ def run_here(program: bytes, inputs: Sequence[Tensor]) -> list[Tensor]:
     device = open_device("cpu")
     loaded = _jaxlib.compile_program(device.client, device.handle, program)
     buffers = device.import_tensors([in_row_major(t) for t in inputs])
-    results = _jaxlib.caller(loaded, device.handle)(buffers)
+    results = _jaxlib.make_single_device_call(loaded, device.handle)(buffers)
     return [device.export_buffer(r, torch.device("cpu")).clone() for r in results]

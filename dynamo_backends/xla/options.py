@@ -11,15 +11,15 @@ from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.options import Limits, Options
 
 if TYPE_CHECKING:
-    from dynamo_backends.xla.mesh.spread import Spread
+    from dynamo_backends.xla.mesh.placements import MeshPlacements
 
 
 PLATFORMS: tuple[str, ...] = ("cpu", "cuda", "tpu")
 """Those that jax knows."""
 
 
-def parts_of(device: str) -> tuple[str, int] | None:
-    """Platform and index in the name of a device, such as "tpu:1"; None: it is no such name."""
+def parse_device_name(device: str) -> tuple[str, int] | None:
+    """Parses a device name such as "tpu:1" to platform and index; None if it is none."""
     platform, colon, index = device.partition(":")
     if platform not in PLATFORMS or (colon and not index.isdecimal()):
         return None
@@ -119,13 +119,13 @@ class XlaOptions(Options):
             object.__setattr__(self, "batch_placements", spread.batch)
 
     @property
-    def spread(self) -> "Spread | None":
+    def spread(self) -> "MeshPlacements | None":
         """Returns how graphs are spread over a mesh; None: they are compiled for one device."""
         if self.mesh is None and not self.placements and not self.batch_placements:
             return None
-        from dynamo_backends.xla.mesh.spread import spread_of
+        from dynamo_backends.xla.mesh.placements import parse_mesh_options
 
-        return spread_of(self.mesh, self.placements or {}, self.batch_placements)
+        return parse_mesh_options(self.mesh, self.placements or {}, self.batch_placements)
 
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
@@ -153,7 +153,7 @@ def _check_mesh(options: XlaOptions, mesh: Mesh) -> None:
 
 
 def _check_device(device: str, backend: str) -> None:
-    if device != "auto" and parts_of(device) is None:
+    if device != "auto" and parse_device_name(device) is None:
         raise OptionError(
             f"option 'device' of {backend} must be one of "
             f"{', '.join(map(repr, ('auto', *PLATFORMS)))}, not {device!r}. One of several "

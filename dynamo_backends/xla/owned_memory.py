@@ -17,8 +17,8 @@ from torch import Tensor
 from dynamo_backends._torch_private import is_private
 from dynamo_backends.graph.layouts import Importer
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.arrays import find_returned, tensor_to_numpy
-from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.arrays import find_tracked_buffer, tensor_to_numpy
+from dynamo_backends.xla.runtime import PjrtDevice
 
 
 class OwnedBuffer:
@@ -90,13 +90,13 @@ _owned: weakref.WeakValueDictionary[int, OwnedBuffer] = weakref.WeakValueDiction
 
 
 def find_owned(tensor: Tensor) -> OwnedBuffer | None:
-    """Returns the memory of XLA's that a tensor fills, if it does."""
+    """Returns the XLA-owned buffer that a tensor fills, or None."""
     owner = _owned.get(tensor.data_ptr())
     return owner if owner is not None and owner.is_filled_by(tensor) else None
 
 
-def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuffer | None:
-    """Has a tensor live, with its contents, in memory of XLA's, if nobody else would notice.
+def move_to_xla(tensor: Tensor, importer: Importer, device: PjrtDevice) -> OwnedBuffer | None:
+    """Moves a tensor to XLA-owned memory, in place; returns None if it is not movable.
 
     What a program of XLA's has returned is there already, and is not copied.
 
@@ -105,11 +105,11 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
         importer: Importer of the program that will be given the memory.
         device: The CPU.
     """
-    buffer = find_returned(tensor, importer.dense_shape)
+    buffer = find_tracked_buffer(tensor, importer.dense_shape)
     if not is_movable(tensor, is_returned=buffer is not None):
         return None
     if buffer is None:
-        buffer = _jaxlib.copied(device.handle, tensor_to_numpy(importer(tensor)))
+        buffer = _jaxlib.copy_to_device(device.handle, tensor_to_numpy(importer(tensor)))
     owner = OwnedBuffer(buffer, tensor)
     _owned[owner.pointer] = owner
     tensor.data = owner.tensor()
@@ -117,7 +117,7 @@ def move_to_xla(tensor: Tensor, importer: Importer, device: Device) -> OwnedBuff
 
 
 def is_movable(tensor: Tensor, is_returned: bool = False) -> bool:
-    """Returns whether nobody else would notice if a tensor lived elsewhere: its memory is its own.
+    """Returns whether a tensor is the only owner of its memory, which may be replaced.
 
     Memory that torch's allocator has not made (of files, of numpy, of other processes) belongs to
     somebody else, and so does what somebody else refers to: a view, an array, a DLPack capsule.

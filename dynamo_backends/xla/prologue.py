@@ -38,8 +38,8 @@ class SplitProgram:
     activations: tuple[int, ...]
 
 
-def split(program: core.ClosedJaxpr, weights: int, prepare: bool = True) -> SplitProgram:
-    """Splits a traced program.
+def split_prologue(program: core.ClosedJaxpr, weights: int, prepare: bool = True) -> SplitProgram:
+    """Splits a jaxpr into a prologue that needs only weights, and the main program.
 
     Args:
         program: Its first `weights` inputs are weights, the others activations.
@@ -177,7 +177,7 @@ def _debug_info(inputs: int, outputs: int) -> core.DebugInfo:
 
 
 def with_outputs(program: core.ClosedJaxpr, order: Sequence[int]) -> core.ClosedJaxpr:
-    """Returns a program with its results in another order."""
+    """Returns a program that returns its outputs in another order."""
     jaxpr = program.jaxpr
     outputs = [jaxpr.outvars[i] for i in order]
     return _close(program, list(jaxpr.invars), outputs, list(jaxpr.eqns))

@@ -20,8 +20,8 @@ from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home
 from dynamo_backends.runtime.device_values import DeviceValue, fills_storage, value_of
 from dynamo_backends.runtime.weight_binding import bits_of
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.residents import duplicated, hand_out
-from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.device_arrays import copy_on_device, wrap_device_outputs
+from dynamo_backends.xla.runtime import PjrtDevice
 
 ORIGIN = "a training step"
 
@@ -35,7 +35,7 @@ class ResidentStep(StepProgram):
         executable: Compiled from it; it donates the inputs that are updated.
     """
 
-    def __init__(self, device: Device, graph: Graph, executable: Any):
+    def __init__(self, device: PjrtDevice, graph: Graph, executable: Any):
         self.executable = executable
         self._device = device
         values = [p.meta["val"] for p in graph.placeholders]
@@ -84,7 +84,7 @@ class ResidentStep(StepProgram):
 
     def _caller(self) -> Callable[[list[Any]], list[Any]]:
         """From buffers for the program to its results."""
-        return _jaxlib.caller(self.executable, self._device.handle)
+        return _jaxlib.make_single_device_call(self.executable, self._device.handle)
 
     def _same(self, place: int, tensor: Tensor) -> Tensor:
         """Returns an equal value that is on the device already: numbers, constants."""
@@ -102,7 +102,7 @@ class ResidentStep(StepProgram):
 
     def _duplicated(self, place: int, array: Any) -> Any:
         """Returns a copy of an input, which may be given away."""
-        return duplicated(self._device, array, self._importers[place].dtype)
+        return copy_on_device(self._device, array, self._importers[place].dtype)
 
     def _array(self, place: int, tensor: Tensor, value: DeviceValue) -> Any:
         importer, array = self._importers[place], value.array
@@ -143,7 +143,7 @@ class ResidentStep(StepProgram):
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""
-        return hand_out(self._device, self._exporters, taken[0], self._dtypes, ORIGIN)
+        return wrap_device_outputs(self._device, self._exporters, taken[0], self._dtypes, ORIGIN)
 
     def dump(self) -> dict[str, bytes] | None:
         """See `StepProgram.dump`."""

@@ -24,22 +24,23 @@ from dynamo_backends.runtime.device_values import register_device
 from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.staging import stage
-from dynamo_backends.xla import _jaxlib, cuda, residents
+from dynamo_backends.xla import _jaxlib, cuda
+from dynamo_backends.xla import device_arrays as residents
 from dynamo_backends.xla.arrays import (
     InFlight,
-    note,
+    outputs_worth_tracking,
     tensor_from_numpy,
     tensor_to_numpy,
-    worth_noting,
+    track_output_buffer,
 )
-from dynamo_backends.xla.preparation import Preparation, equal_weights
+from dynamo_backends.xla.torch_prologue import TorchPrologue, equal_weights
 
 _LOOKED_FOR = 4
 """Cache misses of prepared weights after which they are treated as changing."""
 
 
 @dataclass(frozen=True)
-class Device:
+class PjrtDevice:
     """A PJRT device, with its client and the memory that it shares with torch.
 
     Attributes:
@@ -70,7 +71,7 @@ class Device:
 
     def upload(self, tensor: Tensor) -> Any:
         """See `Home.upload`."""
-        return _jaxlib.copied(self.handle, tensor_to_numpy(tensor))
+        return _jaxlib.copy_to_device(self.handle, tensor_to_numpy(tensor))
 
     def download(self, array: Any, flat: Tensor) -> None:
         """See `Home.download`."""
@@ -89,7 +90,7 @@ class Device:
     def take_in(self, importers: Sequence[Importer], tensors: Sequence[Tensor]) -> list[Any]:
         """Buffers for a program's inputs."""
         if self.is_remote:
-            return residents.take_in(self, importers, tensors)
+            return residents.to_device_arrays(self, importers, tensors)
         pairs = zip(importers, tensors, strict=True)
         return self.import_tensors([check(tensor) for check, tensor in pairs])
 
@@ -124,11 +125,11 @@ class Device:
 _lock = fork_safe_lock()
 
 
-def _connect(platform: str, index: int) -> Device:
+def _connect(platform: str, index: int) -> PjrtDevice:
     if platform == "cpu":
         with _environment(PJRT_NPROC=str(torch.get_num_threads())):
             client = _jaxlib.make_cpu_client()
-        return Device("cpu", client, client.local_devices()[0], os.getpid())
+        return PjrtDevice("cpu", client, client.local_devices()[0], os.getpid())
     refuse_taken(platform)
     import jax
 
@@ -144,15 +145,15 @@ def _connect(platform: str, index: int) -> Device:
     if index >= len(devices):
         raise DeviceError(f"XLA sees {len(devices)} {platform} devices, not number {index}")
     handle = devices[index]
-    return Device(platform, handle.client, handle, os.getpid(), index)
+    return PjrtDevice(platform, handle.client, handle, os.getpid(), index)
 
 
 @functools.cache
-def _open(platform: str, index: int) -> Device:
+def _open(platform: str, index: int) -> PjrtDevice:
     return _connect(platform, index)
 
 
-def open_device(platform: str, index: int = 0) -> Device:
+def open_device(platform: str, index: int = 0) -> PjrtDevice:
     """Returns the PJRT device of a platform; its client is started on first use.
 
     Args:
@@ -184,7 +185,7 @@ def _environment(**values: str) -> Iterator[None]:
 
 
 class Staging:
-    """Memory that XLA knows already, for one call's small inputs (see `runtime.staging`).
+    """Holds imported CPU memory into which one call's small inputs are copied.
 
     Args:
         device: A CPU.
@@ -198,7 +199,9 @@ class Staging:
         buffers: One per input; None where `large`.
     """
 
-    def __init__(self, device: Device, importers: Sequence[Importer], apart: Collection[int] = ()):
+    def __init__(
+        self, device: PjrtDevice, importers: Sequence[Importer], apart: Collection[int] = ()
+    ):
         self.small, self.large = stage(
             [k for k in range(len(importers)) if k not in apart],
             lambda k: (importers[k].dense_shape, importers[k].dtype),
@@ -242,7 +245,7 @@ class XlaExecutable(Executable):
 
     def __init__(
         self,
-        device: Device,
+        device: PjrtDevice,
         graph: Graph,
         main: Any,
         prologue: Any | None,
@@ -257,13 +260,13 @@ class XlaExecutable(Executable):
         self._weights = [Importer(values[i]) for i in graph.weights]
         activations = [values[i] for i in graph.activations]
         self._activations = [Importer(activations[i]) for i in wiring.activations]
-        self._execute = _jaxlib.caller(main, device.handle)
+        self._execute = _jaxlib.make_single_device_call(main, device.handle)
         self._staging: list[Staging] = []
         fakes = [n.meta["val"] for n in graph.outputs]
         self._exporters = [Exporter(v) for v in fakes]
         self._devices = [v.device for v in fakes]
         self._dtypes = [v.dtype for v in fakes]
-        self._noted = worth_noting(fakes)
+        self._noted = outputs_worth_tracking(fakes)
         self._name = f"a graph of {len(graph.calls)} operators ({graph.kind})"
         ends = [activations[i] for i in wiring.activations] + fakes
         self._all_on_cpu = all(v.device.type == "cpu" for v in ends)
@@ -306,7 +309,7 @@ class XlaExecutable(Executable):
         given = [self._weights[i](weights[i]) for i in self.wiring.transformed]
         if self.prologue is None:
             return []
-        if isinstance(self.prologue, Preparation):
+        if isinstance(self.prologue, TorchPrologue):
             prepared, device = self.prologue(given), self._device
             if self._binds >= _LOOKED_FOR:
                 return [device.import_tensor(tensor) for tensor in prepared]
@@ -370,7 +373,7 @@ class XlaExecutable(Executable):
             results = execute(buffers)
             free.append(staging)
             for k in noted:
-                note(results[k])
+                track_output_buffer(results[k])
             outputs = [from_dlpack(export_dlpack(r)) for r in results]
             if exporters is None:
                 return outputs
@@ -383,7 +386,9 @@ class XlaExecutable(Executable):
         device = self._device
         results = device.execute(self._execute, prepared + self._import(inputs))
         if device.is_remote:
-            return residents.hand_out(device, self._exporters, results, self._dtypes, self._name)
+            return residents.wrap_device_outputs(
+                device, self._exporters, results, self._dtypes, self._name
+            )
         return [
             export(device.export_buffer(buffer, where))
             for export, buffer, where in zip(self._exporters, results, self._devices, strict=True)
@@ -397,7 +402,7 @@ class XlaExecutable(Executable):
             "wiring": json.dumps(wiring).encode(),
             "main": _jaxlib.serialize(client, self.main),
         }
-        if isinstance(self.prologue, Preparation):
+        if isinstance(self.prologue, TorchPrologue):
             parts["preparation"] = self.prologue.dump()
         elif self.prologue is not None:
             parts["prologue"] = _jaxlib.serialize(client, self.prologue)
@@ -405,7 +410,7 @@ class XlaExecutable(Executable):
         return parts
 
     @classmethod
-    def load(cls, device: Device, graph: Graph, parts: dict[str, bytes]) -> "XlaExecutable":
+    def load(cls, device: PjrtDevice, graph: Graph, parts: dict[str, bytes]) -> "XlaExecutable":
         """Recreates an executable from `dump`.
 
         Raises:
@@ -419,6 +424,6 @@ class XlaExecutable(Executable):
                 if name in parts
             ]
             if "preparation" in parts:
-                prologue = [Preparation.load(parts["preparation"])]
+                prologue = [TorchPrologue.load(parts["preparation"])]
         return_free_memory()
         return cls(device, graph, main, prologue[0] if prologue else None, wiring)

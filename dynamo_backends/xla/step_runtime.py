@@ -19,12 +19,12 @@ from dynamo_backends.interface.forks import check_process
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.owned_memory import find_owned, move_to_xla
-from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.runtime import PjrtDevice
 from dynamo_backends.xla.updating import Launch
 
 
 def in_one_dimension(array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    """Returns the description of an array that a step updates, in one dimension.
+    """Returns a `ShapeDtypeStruct` flattened to one dimension.
 
     XLA's loops use vectors along the last dimension only, and an update needs no other.
     """
@@ -46,7 +46,7 @@ class _Interface:
         exporters: One per result.
     """
 
-    def __init__(self, device: Device, graph: Graph):
+    def __init__(self, device: PjrtDevice, graph: Graph):
         values = [p.meta["val"] for p in graph.placeholders]
         self._device = device
         self.updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
@@ -88,11 +88,13 @@ class XlaStep(StepProgram):
         temporary_bytes: How much memory a call takes beside inputs and outputs.
     """
 
-    def __init__(self, device: Device, graph: Graph, executable: Any):
+    def __init__(self, device: PjrtDevice, graph: Graph, executable: Any):
         self.executable = executable
         self._device = device
         self._interface = _Interface(device, graph)
-        self._execute = _jaxlib.executor(executable, device.handle, self._interface.results)
+        self._execute = _jaxlib.make_lazy_device_call(
+            executable, device.handle, self._interface.results
+        )
         self.temporary_bytes = _jaxlib.temporary_bytes(executable)
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
@@ -137,7 +139,7 @@ class XlaCopyingStep(CopyingProgram):
         executable: Compiled from it; it donates nothing.
     """
 
-    def __init__(self, device: Device, graph: Graph, executable: Any):
+    def __init__(self, device: PjrtDevice, graph: Graph, executable: Any):
         super().__init__(graph, self._compute)
         self.executable = executable
         self._device = device

@@ -11,22 +11,22 @@ from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
-from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
-from dynamo_backends.xla.foreign_calls import calls_of_libraries
+from dynamo_backends.xla.compiler import from_storage, to_shape_dtype_struct, to_storage
+from dynamo_backends.xla.custom_calls import find_custom_calls
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from dynamo_backends.xla.lowering.values import Flat, Value, flat
-from dynamo_backends.xla.products import simplify_products
-from dynamo_backends.xla.repeated import may_fuse_products
+from dynamo_backends.xla.lowering.values import Flat, Value, to_flat_array
+from dynamo_backends.xla.matmul_rewrites import simplify_products
+from dynamo_backends.xla.repeated_operands import may_fuse_products
 from dynamo_backends.xla.resident_step import ResidentStep
-from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.runtime import PjrtDevice
 from dynamo_backends.xla.step_runtime import XlaCopyingStep, XlaStep, in_one_dimension
 
 
-def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> StepProgram:
+def compile_step(graph: Graph, device: PjrtDevice, options: LoweringOptions) -> StepProgram:
     """Compiles a graph of the kind "step" for the CPU.
 
-    A program that calls other libraries is given nothing (see `foreign_calls`).
+    A program that calls other libraries is given nothing (see `custom_calls`).
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
@@ -36,7 +36,7 @@ def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> Step
         program = simplify_products(trace_step(graph, options, is_flat=not device.is_remote))
         lowered = _lower(program, device, donated(graph))
         # A device's program runs by itself, and its failure is seen when something is read.
-        can_fail = not device.is_remote and bool(calls_of_libraries(lowered))
+        can_fail = not device.is_remote and bool(find_custom_calls(lowered))
         if can_fail:
             lowered = _lower(program, device, ())
         executable = _compile(lowered, device, may_fuse_products(program))
@@ -48,7 +48,7 @@ def compile_step(graph: Graph, device: Device, options: LoweringOptions) -> Step
     return XlaStep(device, graph, executable)
 
 
-def load_step(parts: Mapping[str, bytes], graph: Graph, device: Device) -> StepProgram:
+def load_step(parts: Mapping[str, bytes], graph: Graph, device: PjrtDevice) -> StepProgram:
     """Recreates a step from `StepProgram.dump`.
 
     Raises:
@@ -67,7 +67,7 @@ def load_step(parts: Mapping[str, bytes], graph: Graph, device: Device) -> StepP
 
 
 def donated(graph: Graph) -> tuple[int, ...]:
-    """Positions of the inputs that a step updates."""
+    """Returns positions of the inputs that a step updates and thus donates."""
     return tuple(i for i, x in enumerate(graph.inputs) if x.updated_by is not None)
 
 
@@ -104,7 +104,7 @@ def trace_step(
         ]
         outputs = lowering(inputs)
         results = [
-            flat(r, storages[i].order)
+            to_flat_array(r, storages[i].order)
             if isinstance(inputs[i], Flat)
             else to_storage(r, storages[i])
             for i, r in zip(updated, outputs, strict=False)
@@ -113,20 +113,20 @@ def trace_step(
         return results + [to_storage(r, s) for r, s in others]
 
     with as_compile_error("jax cannot trace the step"):
-        shapes = list(map(abstract, values, storages))
+        shapes = list(map(to_shape_dtype_struct, values, storages))
         for i in updated if is_flat else ():
             shapes[i] = in_one_dimension(shapes[i])
         return jax.make_jaxpr(program, axis_env=axes)(*shapes)
 
 
-def _lower(program: Any, device: Device, donated: tuple[int, ...]) -> Any:
+def _lower(program: Any, device: PjrtDevice, donated: tuple[int, ...]) -> Any:
     with as_compile_error("jax cannot lower the step"):
         function = jax.jit(prologue.as_function(program), donate_argnums=donated, keep_unused=True)
         traced = function.trace(*prologue.avals(program))
         return traced.lower(lowering_platforms=(device.platform,))
 
 
-def _compile(lowered: Any, device: Device, fuses: bool) -> Any:
+def _compile(lowered: Any, device: PjrtDevice, fuses: bool) -> Any:
     with as_compile_error("XLA cannot compile the step"):
         module = _jaxlib.bytecode(lowered)
         return _jaxlib.compile_program(

@@ -24,14 +24,16 @@ from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.forks import check_process
 from dynamo_backends.runtime.atomic import at_once, give_up, until_done
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.arrays import note
+from dynamo_backends.xla.arrays import track_output_buffer
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.owned_memory import OwnedBuffer, find_owned, move_to_xla
-from dynamo_backends.xla.runtime import Device, Staging, XlaExecutable, XlaInputMap
+from dynamo_backends.xla.runtime import PjrtDevice, Staging, XlaExecutable, XlaInputMap
 
 
-def updated_in_place(graph: Graph, read: Collection[int], device: Device) -> tuple[int, ...]:
-    """Positions, among the activations, of the inputs that may be updated in place.
+def find_donatable_inputs(
+    graph: Graph, read: Collection[int], device: PjrtDevice
+) -> tuple[int, ...]:
+    """Returns positions of activations that can be donated and updated in place.
 
     Args:
         graph: What is compiled.
@@ -51,7 +53,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def results_order(graph: Graph, updated: Sequence[int]) -> list[int]:
-    """Returns the graph's outputs in the order in which a program returns them.
+    """Returns output positions in program order: updated inputs first.
 
     Args:
         graph: What is compiled.
@@ -79,7 +81,7 @@ class XlaUpdatingExecutable(XlaExecutable):
 
     def __init__(
         self,
-        device: Device,
+        device: PjrtDevice,
         graph: Graph,
         main: Any,
         prologue: Any | None,
@@ -104,7 +106,7 @@ class XlaUpdatingExecutable(XlaExecutable):
     def _bind_cpu(self, prepared: list[Any]) -> Bound:
         if not self._updated:
             return super()._bind_cpu(prepared)
-        execute = _jaxlib.executor(self.main, self._device.handle, self._results)
+        execute = _jaxlib.make_lazy_device_call(self.main, self._device.handle, self._results)
         count = len(self._updated)
         exports = [(k, self._exporters[k]) for k in self._order[count:]]
         free = self._staging
@@ -132,7 +134,7 @@ class XlaUpdatingExecutable(XlaExecutable):
                 outputs[k] = tensor
             for (k, export), result in zip(exports, taken[0][count:], strict=True):
                 if k in self._noted:
-                    note(result)
+                    track_output_buffer(result)
                 outputs[k] = export(from_dlpack(_jaxlib.export_dlpack(result)))
             return outputs
 
@@ -198,7 +200,7 @@ class _Updated:
     slot: int | None
     importer: Importer
 
-    def owner(self, tensor: Tensor, device: Device) -> OwnedBuffer | None:
+    def owner(self, tensor: Tensor, device: PjrtDevice) -> OwnedBuffer | None:
         """The memory of XLA's in which the input lives from now on; None: it stays elsewhere."""
         if self.slot is None:
             return None
@@ -232,7 +234,7 @@ class Launch:
         self._taken = taken
 
     def run(self, results: Iterator[list[Any]]) -> None:
-        """Executes the program once, updating inputs in place.
+        """Runs the program once and stores the results in the updated tensors.
 
         Args:
             results: Executes it when the only element is taken, and gives its results; in C.

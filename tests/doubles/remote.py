@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dynamo_backends.xla import _jaxlib, options, runtime
 from dynamo_backends.xla.arrays import tensor_from_numpy, tensor_to_numpy
-from dynamo_backends.xla.runtime import Device, open_device
+from dynamo_backends.xla.runtime import PjrtDevice, open_device
 
 PLATFORM = "remote"
 """XLA has no lowerings for it: programs have those for any platform."""
@@ -84,7 +84,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class RemoteDouble(Device):
+class RemoteDouble(PjrtDevice):
     """The device; its programs are those of a CPU.
 
     Attributes:
@@ -102,7 +102,7 @@ class RemoteDouble(Device):
 
         def move() -> Any:
             time.sleep(self.traffic.seconds)
-            return _jaxlib.copied(self.handle, array)
+            return _jaxlib.copy_to_device(self.handle, array)
 
         return RemoteArray(self.link.submit(move), array.shape)
 
@@ -133,7 +133,7 @@ def _add_platform() -> None:
     """Makes XLA's devices include the double, for the rest of the process."""
     connect = runtime._connect
 
-    def connect_any(platform: str, index: int) -> Device:
+    def connect_any(platform: str, index: int) -> PjrtDevice:
         return _open(index) if platform == PLATFORM else connect(platform, index)
 
     runtime._connect = connect_any

@@ -53,7 +53,7 @@ class Copies:
 def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
     """Counts from now on."""
     found = Copies()
-    copied, cache = _jaxlib.copied, import_transformers().StaticCache
+    copied, cache = _jaxlib.copy_to_device, import_transformers().StaticCache
     reorder = cache.reorder_cache
 
     def counted(device: Any, array: Any) -> Any:
@@ -67,7 +67,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Copies:
             reorder(self, beams)
         found.selected += selections.count
 
-    monkeypatch.setattr(_jaxlib, "copied", counted)
+    monkeypatch.setattr(_jaxlib, "copy_to_device", counted)
     monkeypatch.setattr(cache, "reorder_cache", watched)
     return found
 

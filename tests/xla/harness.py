@@ -14,7 +14,7 @@ from dynamo_backends.xla.arrays import tensor_from_numpy, tensor_to_numpy
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from dynamo_backends.xla.lowering.values import logical
+from dynamo_backends.xla.lowering.values import to_logical_array
 
 
 def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.fx.GraphModule, list]:
@@ -52,7 +52,7 @@ def run(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
     inputs = [*reversed(constants.values()), *tensors]
 
     def traced(*arrays: jax.Array) -> list[Any]:
-        return [logical(v) for v in GraphLowering(gm.graph, LoweringOptions())(arrays)]
+        return [to_logical_array(v) for v in GraphLowering(gm.graph, LoweringOptions())(arrays)]
 
     with jax.enable_x64(True):
         results = jax.jit(traced)(*[tensor_to_numpy(t) for t in inputs])

@@ -102,8 +102,8 @@ def test_broadcasts_repeat_no_dimension_of_size_1() -> None:
     assert not any(n == 1 < m for n, m in _sizes(lowered))
     device = open_device("cpu")
     executable = _jaxlib.compile_program(device.client, device.handle, _jaxlib.bytecode(lowered))
-    results = _jaxlib.caller(executable, device.handle)(
-        [_jaxlib.copied(device.handle, x) for x in inputs]
+    results = _jaxlib.make_single_device_call(executable, device.handle)(
+        [_jaxlib.copy_to_device(device.handle, x) for x in inputs]
     )
     for result, right in zip(results, expected, strict=True):
         np.testing.assert_allclose(result, right, rtol=1e-6)
@@ -126,7 +126,7 @@ def test_portable_programs_have_none(platform: str) -> None:
     lowered = jax.jit(lambda x, y: (x + y).sum(1)).trace(np.zeros((8, 9)), np.zeros((1, 9)))
     lowered = lowered.lower(lowering_platforms=(platform,))
     assert (1, 8) in _sizes(lowered)
-    _jaxlib.portable(lowered)
+    _jaxlib.to_portable_artifact(lowered)
     assert (1, 8) not in _sizes(lowered)
 
 

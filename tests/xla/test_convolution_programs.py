@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamo_backends.xla.lowering import convolution_programs as programs
+from dynamo_backends.xla.lowering import convolution_nhwc as programs
 from dynamo_backends.xla.lowering import convolution_weight_gradient
-from dynamo_backends.xla.lowering import pooling_programs as pooling
-from dynamo_backends.xla.lowering.convolution_programs import PROGRAMS, RULES, ConvShape
+from dynamo_backends.xla.lowering import pooling_nhwc as pooling
+from dynamo_backends.xla.lowering.convolution_nhwc import PROGRAMS, RULES, ConvShape
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 CONV_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}

@@ -25,7 +25,7 @@ from dynamo_backends.xla.compiler import _trace, compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
 from dynamo_backends.xla.options import XlaOptions
-from dynamo_backends.xla.runtime import Device, open_device
+from dynamo_backends.xla.runtime import PjrtDevice, open_device
 from tests.cudagraphs.double import DoubleCuda, Race, Stream
 
 STREAM = 77  # XLA's, on which buffers of torch's memory become ready
@@ -71,7 +71,7 @@ class DoubleXla:
         monkeypatch.setattr(_jaxlib, "import_dlpack", import_dlpack)
         monkeypatch.setattr(_jaxlib, "export_dlpack", export_dlpack)
         handle = SimpleNamespace(get_stream_for_external_ready_events=lambda: STREAM)
-        self.device = Device("cuda", real.client, handle, os.getpid(), 0)
+        self.device = PjrtDevice("cuda", real.client, handle, os.getpid(), 0)
 
     def bind(self, function: Callable[..., Any], *args: torch.Tensor) -> Bound:
         """A function compiled for the double."""
@@ -156,7 +156,7 @@ def test_memory_that_is_not_aligned_is_copied(xla: DoubleXla):
 
 
 def test_tensors_of_another_device_are_copied(xla: DoubleXla):
-    second = Device("cuda", xla.device.client, xla.device.handle, os.getpid(), 1)
+    second = PjrtDevice("cuda", xla.device.client, xla.device.handle, os.getpid(), 1)
     assert xla.device.shares_with(torch.device("cpu"))
     assert not second.shares_with(torch.device("cpu"))
     assert not xla.device.shares_with(torch.device("meta"))
@@ -221,7 +221,7 @@ def test_convolutions_have_a_precision_of_their_own():
 
 def test_code_for_gpus_is_kept_apart_by_gpu(monkeypatch: pytest.MonkeyPatch):
     plain_key = OpenXLA().cache_key(XlaOptions())
-    monkeypatch.setattr(backend, "gpus", lambda: "NVIDIA H200 (9, 0)")
+    monkeypatch.setattr(backend, "cuda_cache_key", lambda: "NVIDIA H200 (9, 0)")
     assert OpenXLA().cache_key(XlaOptions()) != plain_key
 
 

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.xla import _jaxlib, runtime
-from dynamo_backends.xla.preparation import LEAST, EqualWeights, equal_weights
 from dynamo_backends.xla.runtime import open_device
+from dynamo_backends.xla.torch_prologue import LEAST, PreparedWeightCache, equal_weights
 
 MANY = LEAST // 4  # elements of float32
 
 
-def buffers(known: EqualWeights, prepared: list[Tensor], weights: tuple[Tensor, ...] = ()) -> Any:
+def buffers(
+    known: PreparedWeightCache, prepared: list[Tensor], weights: tuple[Tensor, ...] = ()
+) -> Any:
     device = open_device("cpu")
     return known.buffers(prepared, weights, device.handle, device.import_tensor)
 
@@ -27,14 +29,14 @@ def contents(buffer: Any) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.bfloat16])
 def test_equal_ones_are_one(dtype: torch.dtype):
-    known, made = EqualWeights(), (torch.randn(4, LEAST) * 3).to(dtype)
+    known, made = PreparedWeightCache(), (torch.randn(4, LEAST) * 3).to(dtype)
     one, other = (buffers(known, [made.clone()])[0] for _ in range(2))
     assert one is other
     assert torch.equal(contents(one), made)
 
 
 def test_bits_are_compared():
-    known, zeros = EqualWeights(), torch.zeros(MANY)
+    known, zeros = PreparedWeightCache(), torch.zeros(MANY)
     nans = torch.full((MANY,), torch.nan)
     off = zeros.clone()
     off[MANY - 2] = 1
@@ -47,7 +49,7 @@ def test_bits_are_compared():
 
 
 def test_what_the_caller_may_write_to_is_nobody_elses():
-    known, weight = EqualWeights(), torch.randn(MANY)
+    known, weight = PreparedWeightCache(), torch.randn(MANY)
     (apart,) = buffers(known, [weight.clone()])
     (own,) = buffers(known, [weight.view(2, -1)], (weight,))
     (later,) = buffers(known, [weight.view(2, -1).clone()])
@@ -59,7 +61,7 @@ def test_what_the_caller_may_write_to_is_nobody_elses():
 
 
 def test_they_go_with_the_programs():
-    known = EqualWeights()
+    known = PreparedWeightCache()
     held = buffers(known, [torch.randn(MANY)])
     assert len(known._known) == 1
     del held

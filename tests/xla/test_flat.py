@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from dynamo_backends.xla.lowering.values import Flat, logical
+from dynamo_backends.xla.lowering.values import Flat, to_logical_array
 from tests.aot.step_checks import assert_one_program
 from tests.xla.harness import capture
 
@@ -45,14 +45,14 @@ def test_updates_stay_in_one_dimension(order: tuple[int, ...]) -> None:
     for result, expected in zip(results, momentum(weight, average, gradient, rate), strict=True):
         assert isinstance(result, Flat)
         assert result.order == order
-        torch.testing.assert_close(torch.tensor(logical(result).tolist()), expected)
+        torch.testing.assert_close(torch.tensor(to_logical_array(result).tolist()), expected)
 
 
 def test_orders_that_differ_meet_in_the_first() -> None:
     a, b = torch.randn(2, 5, 4, 3, 2).unbind()
     (result,) = lower(torch.add, a, b, flat={0: (3, 2, 1, 0), 1: (0, 2, 3, 1)})
     assert isinstance(result, Flat)
-    torch.testing.assert_close(torch.tensor(logical(result).tolist()), a + b)
+    torch.testing.assert_close(torch.tensor(to_logical_array(result).tolist()), a + b)
 
 
 @pytest.mark.parametrize("other", [(1, 4), (3, 5, 4)], ids=["smaller", "larger"])

@@ -11,7 +11,7 @@ from dynamo_backends.xla.arrays import tensor_to_numpy
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from dynamo_backends.xla.lowering.values import logical
+from dynamo_backends.xla.lowering.values import to_logical_array
 from tests.xla.harness import capture, run
 from tests.xla.lowering_checks import assert_like_eager, gradient
 
@@ -123,7 +123,7 @@ def products(fn: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> list[in
     """How many numbers each product gives."""
     gm, _ = capture(fn, *tensors)
     lower = GraphLowering(gm.graph, LoweringOptions())
-    program = jax.make_jaxpr(lambda *arrays: [logical(x) for x in lower(arrays)])(
+    program = jax.make_jaxpr(lambda *arrays: [to_logical_array(x) for x in lower(arrays)])(
         *map(tensor_to_numpy, tensors)
     )
     return [e.outvars[0].aval.size for e in program.eqns if e.primitive.name == "dot_general"]

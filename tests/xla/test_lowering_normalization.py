@@ -132,7 +132,9 @@ def test_layouts_agree_and_are_kept():
     mask = [True, True, True]
 
     def batch(x):
-        out, mean, invstd = batch_norm.train(x, weight, bias, None, None, 0.1, 1e-5)[:3]
+        out, mean, invstd = batch_norm.batch_norm_training(x, weight, bias, None, None, 0.1, 1e-5)[
+            :3
+        ]
         grads = batch_norm.native_batch_norm_backward(
             out, x, weight, None, None, mean, invstd, True, 1e-5, mask
         )

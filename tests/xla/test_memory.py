@@ -42,7 +42,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         return watching
 
-    for name in ("caller", "executor"):
+    for name in ("make_single_device_call", "make_lazy_device_call"):
         monkeypatch.setattr(_jaxlib, name, watched(getattr(_jaxlib, name)))
     yield counts
     assert counts

@@ -39,7 +39,7 @@ def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             return memory.fill_(BAD[request.param])
         return memory.fill_(True if dtype == torch.bool else torch.iinfo(dtype).max)
 
-    monkeypatch.setattr(executable, "new_padding", new_padding)
+    monkeypatch.setattr(executable, "allocate_padded_input", new_padding)
 
 
 @pytest.fixture(autouse=True)
@@ -289,7 +289,7 @@ def test_the_first_call_of_new_sizes_finds_a_wrong_rule(monkeypatch: pytest.Monk
     def wrong(call: PaddedCall) -> Any:
         return call.run(), call["self"].without([0])
 
-    row = registry.Declared(wrong, frozenset())
+    row = registry.PaddingRuleEntry(wrong, frozenset())
     monkeypatch.setitem(registry._RULES, "sum.dim_IntList", row)
     fn = lambda x: x.sum(0) * 2  # noqa: E731
     with record() as reports:
@@ -387,10 +387,10 @@ def test_views_are_read_back_as_they_were_made():
 
 
 def test_elementwise_operators_need_not_say_anything():
-    row = registry.declared(aten.exp.default)
+    row = registry.find_padding_rule(aten.exp.default)
     assert row is not None
     assert row.rule is elementwise
-    assert registry.declared(aten.median.dim) is None
+    assert registry.find_padding_rule(aten.median.dim) is None
 
 
 def rows_vary(x: Tensor) -> Tensor:
@@ -403,15 +403,15 @@ def test_what_was_cut_from_memory_of_the_bounds_is_not_copied(
 ):
     """What lies beside it is padding, whatever it is."""
     made: list[Sequence[int]] = []
-    plant = executable.new_padding
+    plant = executable.allocate_padded_input
 
     def new_padding(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         made.append(shape)
         return plant(shape, dtype, device)
 
-    monkeypatch.setattr(executable, "new_padding", new_padding)
+    monkeypatch.setattr(executable, "allocate_padded_input", new_padding)
     run = compiled(lambda x: (x * 2, x.softmax(0), x.mean(0)), buckets=[8])
-    beside = executable.new_padding((8, 5), torch.float32, torch.device("cpu"))
+    beside = executable.allocate_padded_input((8, 5), torch.float32, torch.device("cpu"))
     made.clear()
     for n in (3, 5, 6):
         x = torch.randn(n, 5)

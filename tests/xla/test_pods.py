@@ -31,7 +31,7 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(xla_bridge, "get_backend", lambda platform=None: client)
     # Devices that other tests have opened stay open.
     monkeypatch.setattr(runtime, "_open", functools.cache(runtime._connect))
-    caches: list[Any] = [backend.tpu, backend.has_tpu]
+    caches: list[Any] = [backend.tpu_cache_key, backend.has_tpu]
     caches += [xla_bridge.local_devices, xla_bridge.process_count]
     for function in caches:
         function.cache_clear()
@@ -50,7 +50,7 @@ def test_code_for_tpus_is_kept_apart_by_chip_and_library(pod: list[Any]):
     keys = {OpenXLA().cache_key(XlaOptions(device="tpu"))}
     for name, value in (("device_kind", "TPU v5p"), ("client", chip(2, 1, "June").client)):
         setattr(pod[2], name, value)
-        backend.tpu.cache_clear()
+        backend.tpu_cache_key.cache_clear()
         keys.add(OpenXLA().cache_key(XlaOptions(device="tpu")))
     keys.add(OpenXLA().cache_key(XlaOptions()))
     assert len(keys) == 4

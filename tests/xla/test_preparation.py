@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.xla.preparation import Preparation, jaxpr_to_instructions
+from dynamo_backends.xla.torch_prologue import TorchPrologue, jaxpr_to_torch_prologue
 
 TABLE = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -35,13 +35,13 @@ def arrays() -> list[np.ndarray]:
 def test_equals_what_xla_computes(name: str, precision: str):
     given = arrays()
     program = jax.make_jaxpr(PROLOGUES[name])(*given)
-    preparation = jaxpr_to_instructions(program)
+    preparation = jaxpr_to_torch_prologue(program)
     assert preparation is not None
     expected = jax.core.eval_jaxpr(program.jaxpr, program.consts, *given)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        for each in (preparation, Preparation.load(preparation.dump())):
+        for each in (preparation, TorchPrologue.load(preparation.dump())):
             results = each([torch.from_numpy(a) for a in given])
             for result, value in zip(results, expected, strict=True):
                 assert result.is_contiguous()
@@ -61,18 +61,18 @@ def test_equals_what_xla_computes(name: str, precision: str):
     ids=["no instruction", "another dtype", "rounding", "a large constant"],
 )
 def test_what_has_no_instruction_is_left_to_xla(function):
-    assert jaxpr_to_instructions(jax.make_jaxpr(function)(arrays()[0])) is None
+    assert jaxpr_to_torch_prologue(jax.make_jaxpr(function)(arrays()[0])) is None
 
 
 def test_unknown_instructions_are_refused():
-    text = jaxpr_to_instructions(jax.make_jaxpr(lambda a: [a + a])(arrays()[0])).dump()
+    text = jaxpr_to_torch_prologue(jax.make_jaxpr(lambda a: [a + a])(arrays()[0])).dump()
     with pytest.raises(ValueError, match="unknown instructions: system"):
-        Preparation.load(text.replace(b'"add"', b'"system"'))
+        TorchPrologue.load(text.replace(b'"add"', b'"system"'))
 
 
 def test_results_do_not_keep_what_they_are_cut_from():
     program = jax.make_jaxpr(lambda a: list((a + 1).T[:, None]))(arrays()[0])
-    first, *_ = jaxpr_to_instructions(program)([torch.from_numpy(arrays()[0])])
+    first, *_ = jaxpr_to_torch_prologue(program)([torch.from_numpy(arrays()[0])])
     assert first.untyped_storage().nbytes() == first.numel() * 4
 
 
@@ -91,4 +91,4 @@ def test_a_folded_model_needs_one_executable():
         model[0].weight.data *= 2
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
     (block,) = reports[0].executable.static_program.blocks
-    assert isinstance(block.executable.prologue, Preparation)
+    assert isinstance(block.executable.prologue, TorchPrologue)

@@ -15,7 +15,7 @@ MATRIX = np.arange(9, dtype=np.float32).reshape(3, 3)
 def split(fn: Callable[..., list[jax.Array]], weights: list, inputs: list) -> prologue.SplitProgram:
     """Splits a function and checks that both parts together compute what it computes."""
     traced = jax.make_jaxpr(fn)(*weights, *inputs)
-    parts = prologue.split(traced, len(weights))
+    parts = prologue.split_prologue(traced, len(weights))
     prepared = []
     if parts.prologue is not None:
         prepared = prologue.as_function(parts.prologue)(*[weights[i] for i in parts.transformed])

@@ -6,7 +6,7 @@ import pytest
 
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.xla.mesh.local import Offer, why_apart
+from dynamo_backends.xla.mesh.distributed_graphs import RankGraphSummary, find_rank_mismatch
 from tests.xla.ranks import job
 
 _SHARED = """
@@ -229,17 +229,19 @@ def test_inference_on_a_mesh_of_two_processes(said_by_ranks: list[str]):
         assert "but rank 1 has" in lines["weights"]
 
 
-def offer(graph: str, *exchanged: str, is_chain: bool = True) -> Offer:
-    return Offer(graph, exchanged, is_chain)
+def offer(graph: str, *exchanged: str, is_chain: bool = True) -> RankGraphSummary:
+    return RankGraphSummary(graph, exchanged, is_chain)
 
 
 def test_what_processes_have_to_have_in_common():
-    assert why_apart([offer("a", "x", "y", is_chain=False)] * 2) is None
-    assert why_apart([offer("a", "x", "y"), offer("b", "x", "y")]) is None
+    assert find_rank_mismatch([offer("a", "x", "y", is_chain=False)] * 2) is None
+    assert find_rank_mismatch([offer("a", "x", "y"), offer("b", "x", "y")]) is None
     several = [offer("a", "x", "y"), offer("b", "x", "y", is_chain=False)]
-    assert "may exchange in another order" in str(why_apart(several))
-    assert "rank 0 y, but rank 1 z" in str(why_apart([offer("a", "x", "y"), offer("b", "x", "z")]))
-    text = str(why_apart([offer("a", "x"), offer("b", "x", "y")]))
+    assert "may exchange in another order" in str(find_rank_mismatch(several))
+    assert "rank 0 y, but rank 1 z" in str(
+        find_rank_mismatch([offer("a", "x", "y"), offer("b", "x", "z")])
+    )
+    text = str(find_rank_mismatch([offer("a", "x"), offer("b", "x", "y")]))
     assert "rank 0 exchanges 1 times, but rank 1 exchanges 2 times" in text
 
 

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from dynamo_backends import compile_step
-from dynamo_backends.xla.mesh.processes import own_address
+from dynamo_backends.xla.mesh.gloo_connections import own_address
 from tests.xla.ranks import LIMIT, ROOT, job
 
 _SHARED = """

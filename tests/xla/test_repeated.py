@@ -13,8 +13,8 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends.xla import _jaxlib, prologue
-from dynamo_backends.xla.products import simplify_products
-from dynamo_backends.xla.repeated import may_fuse_products
+from dynamo_backends.xla.matmul_rewrites import simplify_products
+from dynamo_backends.xla.repeated_operands import may_fuse_products
 from dynamo_backends.xla.runtime import open_device
 
 BATCH = (2, 3)

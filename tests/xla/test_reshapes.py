@@ -13,7 +13,7 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends.xla import _jaxlib, prologue
-from dynamo_backends.xla.products import drop_reshapes
+from dynamo_backends.xla.matmul_rewrites import drop_reshapes
 
 Function = Callable[..., Sequence[jax.Array]]
 

@@ -83,7 +83,7 @@ def simplifier(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_barriers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpreter, "barred", lambda graph: frozenset())
+    monkeypatch.setattr(interpreter, "find_barrier_nodes", lambda graph: frozenset())
 
 
 @pytest.mark.usefixtures("simplifier")

@@ -19,7 +19,7 @@ from dynamo_backends.xla.backend import OpenXLA
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.options import XlaOptions
-from dynamo_backends.xla.runtime import Device, open_device
+from dynamo_backends.xla.runtime import PjrtDevice, open_device
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8,
           torch.bool, torch.complex64, torch.float8_e5m2)  # fmt: skip
@@ -30,10 +30,10 @@ def widen(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_complex() else tensor.double()
 
 
-def remote() -> Device:
+def remote() -> PjrtDevice:
     """A device of jax's own client, reached through host copies as one of another machine is."""
     handle = jax.local_devices(backend="cpu")[0]
-    return Device("remote", handle.client, handle, os.getpid())
+    return PjrtDevice("remote", handle.client, handle, os.getpid())
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -61,7 +61,7 @@ def test_imported_memory_is_ready_and_so_are_results(offset: int, rows: int):
     )
     module = _jaxlib.bytecode(traced.lower(lowering_platforms=("cpu",)))
     executable = _jaxlib.compile_program(device.client, device.handle, module, fuses_products=True)
-    call = _jaxlib.caller(executable, device.handle)
+    call = _jaxlib.make_single_device_call(executable, device.handle)
     x = torch.randint(-4, 5, (32, 512)).float()
     buffers = device.import_tensors([x, weight])
     assert all(buffer.is_ready() for buffer in buffers)

@@ -11,7 +11,8 @@ from jax import lax
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.xla import products, prologue
+from dynamo_backends.xla import matmul_rewrites as products
+from dynamo_backends.xla import prologue
 
 MATRIX = (768, 256)
 

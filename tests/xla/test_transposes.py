@@ -12,7 +12,7 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends.xla import prologue
-from dynamo_backends.xla.products import fold_transposes
+from dynamo_backends.xla.matmul_rewrites import fold_transposes
 
 
 def array(*shape: int) -> np.ndarray:

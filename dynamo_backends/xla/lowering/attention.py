@@ -27,8 +27,8 @@ _SMALL = 1 << 12
 """On CPUs, XLA (jaxlib 0.10.2) computes what has fewer elements outside of YNNPACK."""
 
 
-def drops(node: fx.Node) -> str | None:
-    """Refuses attention with dropout."""
+def refuse_dropout(node: fx.Node) -> str | None:
+    """Returns why attention with dropout has no lowering; None if it has none."""
     if argument(node, "dropout_p"):
         return "attention with dropout draws random numbers"
     return None
@@ -37,7 +37,7 @@ def drops(node: fx.Node) -> str | None:
 def _debugs(node: fx.Node) -> str | None:
     if argument(node, "return_debug_mask"):
         return "it returns a debug mask"
-    return drops(node)
+    return refuse_dropout(node)
 
 
 def scores_of(
@@ -50,7 +50,7 @@ def scores_of(
     by_key: bool = False,
     first: int = 0,
 ) -> jax.Array:
-    """QKᵀ·scale + mask of (B, H, L, E) and (B, H, S, E), in the accumulation dtype.
+    """Returns Q·Kᵀ·scale + mask in the accumulation dtype.
 
     A row per query (B, H, L, S), or with `by_key` one per key (B, H, S, L). The queries are those
     from number `first` on.
@@ -318,7 +318,7 @@ def _mask_gradient(grad_scores: jax.Array, mask: jax.Array) -> jax.Array:
     "_scaled_dot_product_efficient_attention_backward.default",
     "_scaled_dot_product_flash_attention_backward.default",
     "_scaled_dot_product_flash_attention_for_cpu_backward.default",
-    when=drops,
+    when=refuse_dropout,
 )
 @by_name
 def fused_attention_backward(

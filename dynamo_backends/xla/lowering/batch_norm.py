@@ -19,8 +19,8 @@ from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
 
-class Real(NamedTuple):
-    """The elements of padded values that count.
+class ValidElements(NamedTuple):
+    """Holds the mask and number of the elements that are not padding.
 
     Attributes:
         valid: Whether one does, to be broadcast to the values in torch's order of dimensions.
@@ -34,7 +34,7 @@ class Real(NamedTuple):
 class _Channels:
     """Broadcasting and reduction per channel, for values that share one layout."""
 
-    def __init__(self, *values: Value, real: Real | None = None):
+    def __init__(self, *values: Value, real: ValidElements | None = None):
         self._last = any(isinstance(v, ChannelsLast) for v in values)
         self.arrays = [widen(self._stored(v)) for v in values]
         self._shape = self.arrays[0].shape
@@ -87,7 +87,7 @@ def _saved(ctx: Context, index: int, value: Array) -> Array:
     return value if tuple(shape) == value.shape else jnp.zeros(shape, value.dtype)
 
 
-def train(
+def batch_norm_training(
     x: Value,
     weight: Array | None,
     bias: Array | None,
@@ -95,9 +95,9 @@ def train(
     running_var: Array | None,
     momentum: float,
     eps: float,
-    real: Real | None = None,
+    real: ValidElements | None = None,
 ) -> tuple[Value, Array, Array, Array | None, Array | None]:
-    """Returns a call with the statistics of its batch: the result, these, and new running ones."""
+    """Normalises by batch statistics; returns output, mean, rstd and running statistics."""
     channels = _Channels(x, real=real)
     mean, var = _statistics(channels)
     invstd = lax.rsqrt(var + eps)
@@ -136,13 +136,13 @@ def batch_norm(
     running_mean: Array | None = None,
     running_var: Array | None = None,
     training: bool | None = None,
-    real: Real | None = None,
+    real: ValidElements | None = None,
 ) -> tuple[Any, ...]:
     """They differ in which results they return: a reserve, and the running statistics."""
     if training is None:
         training = "with_update" in str(ctx.node.target)
     if training or running_mean is None or running_var is None:
-        out, mean, invstd, running_mean, running_var = train(
+        out, mean, invstd, running_mean, running_var = batch_norm_training(
             input, weight, bias, running_mean, running_var, momentum, eps, real
         )
     else:

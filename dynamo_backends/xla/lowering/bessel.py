@@ -12,7 +12,7 @@ import jax.scipy.special as jsp
 from jax import Array
 
 from dynamo_backends.xla.lowering import bessel_coefficients as c
-from dynamo_backends.xla.lowering.special import special
+from dynamo_backends.xla.lowering.special import register_special_function
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _ONE_OVER_SQRT_PI = 1 / math.sqrt(math.pi)
@@ -52,7 +52,7 @@ def _phase(x: Array, order: int) -> Array:
     return x - (math.pi / 4 if order == 0 else 3 * math.pi / 4)
 
 
-@special("special_bessel_j0")
+@register_special_function("special_bessel_j0")
 def bessel_j0(x: Array) -> Array:
     x = jnp.abs(x)
     z = x * x
@@ -63,7 +63,7 @@ def bessel_j0(x: Array) -> Array:
     return jnp.where(x <= 5, near, p * jnp.cos(phase) - q * jnp.sin(phase))
 
 
-@special("special_bessel_j1")
+@register_special_function("special_bessel_j1")
 def bessel_j1(x: Array) -> Array:
     size = jnp.abs(x)
     z = x * x
@@ -79,7 +79,7 @@ def _on_positive(x: Array, result: Array, at_zero: float) -> Array:
     return jnp.where(x == 0, at_zero, jnp.where(x < 0, jnp.nan, result))
 
 
-@special("special_bessel_y0")
+@register_special_function("special_bessel_y0")
 def bessel_y0(x: Array) -> Array:
     near = _ratio(x * x, c.Y0_YP, c.Y0_YQ) + 2 / math.pi * jnp.log(x) * bessel_j0(x)
     phase = _phase(x, 0)
@@ -88,7 +88,7 @@ def bessel_y0(x: Array) -> Array:
     return _on_positive(x, jnp.where(x <= 5, near, far), -math.inf)
 
 
-@special("special_bessel_y1")
+@register_special_function("special_bessel_y1")
 def bessel_y1(x: Array) -> Array:
     logarithmic = bessel_j1(x) * jnp.log(x) - 1 / x
     near = x * _ratio(x * x, c.Y1_YP, c.Y1_YQ) + 2 / math.pi * logarithmic
@@ -98,35 +98,35 @@ def bessel_y1(x: Array) -> Array:
     return _on_positive(x, jnp.where(x <= 5, near, far), -math.inf)
 
 
-special("special_modified_bessel_i0")(jsp.i0)
-special("special_modified_bessel_i1")(jsp.i1)
+register_special_function("special_modified_bessel_i0")(jsp.i0)
+register_special_function("special_modified_bessel_i1")(jsp.i1)
 
 
-@special("special_scaled_modified_bessel_k0")
+@register_special_function("special_scaled_modified_bessel_k0")
 def scaled_modified_bessel_k0(x: Array) -> Array:
     near = _chebyshev_series(x * x - 2, c.K0_A) - jnp.log(0.5 * x) * jsp.i0(x)
     far = _chebyshev_series(8 / x - 2, c.K0_B) / jnp.sqrt(x)
     return _on_positive(x, jnp.where(x <= 2, near * jnp.exp(x), far), math.inf)
 
 
-@special("special_scaled_modified_bessel_k1")
+@register_special_function("special_scaled_modified_bessel_k1")
 def scaled_modified_bessel_k1(x: Array) -> Array:
     near = jnp.log(0.5 * x) * jsp.i1(x) + _chebyshev_series(x * x - 2, c.K1_A) / x
     far = _chebyshev_series(8 / x - 2, c.K1_B) / jnp.sqrt(x)
     return _on_positive(x, jnp.where(x <= 2, near * jnp.exp(x), far), math.inf)
 
 
-@special("special_modified_bessel_k0")
+@register_special_function("special_modified_bessel_k0")
 def modified_bessel_k0(x: Array) -> Array:
     return jnp.where(x == 0, jnp.inf, jnp.exp(-x) * scaled_modified_bessel_k0(x))
 
 
-@special("special_modified_bessel_k1")
+@register_special_function("special_modified_bessel_k1")
 def modified_bessel_k1(x: Array) -> Array:
     return jnp.where(x == 0, jnp.inf, jnp.exp(-x) * scaled_modified_bessel_k1(x))
 
 
-@special("special_spherical_bessel_j0")
+@register_special_function("special_spherical_bessel_j0")
 def spherical_bessel_j0(x: Array) -> Array:
     series = [1 / math.factorial(2 * k + 1) * (-1) ** k for k in range(6, -1, -1)]
     near = jnp.polyval(jnp.array(series, x.dtype), x * x)
@@ -146,7 +146,7 @@ def _airy_series(x: Array) -> Array:
     return 0.355028053887817239260 * f - 0.258819403792806798405 * g
 
 
-@special("special_airy_ai")
+@register_special_function("special_airy_ai")
 def airy_ai(x: Array) -> Array:
     size = jnp.abs(x)
     zeta = 2 * size * jnp.sqrt(size) / 3

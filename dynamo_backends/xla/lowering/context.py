@@ -14,7 +14,7 @@ from dynamo_backends.xla.dtypes import to_jax
 
 @dataclass(frozen=True)
 class LoweringOptions:
-    """The compile options that change what is lowered.
+    """Holds the options of the lowering: platform, precision, layout and partitioning.
 
     Attributes:
         platform: "cpu", "cuda" or "tpu".

@@ -9,14 +9,19 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
-from dynamo_backends.xla.lowering import convolution_programs as programs
+from dynamo_backends.xla.lowering import convolution_nhwc as programs
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.convolution_shape import Settings
+from dynamo_backends.xla.lowering.convolution_shape import ConvolutionParams
 from dynamo_backends.xla.lowering.registry import Layout, lowers
-from dynamo_backends.xla.lowering.values import Value, batched_channels_last, logical, unbatched
+from dynamo_backends.xla.lowering.values import (
+    Value,
+    batched_channels_last,
+    to_logical_array,
+    unbatched,
+)
 
 
-def on_parts(
+def shard_map_over_batch(
     grid: Mesh,
     program: Callable[..., jax.Array],
     split: Sequence[jax.Array],
@@ -24,7 +29,7 @@ def on_parts(
     *,
     is_sum: bool = False,
 ) -> jax.Array:
-    """The result of a program that is linear over the batch, or that takes its rows one by one.
+    """Runs a function under `shard_map` with the batch dimension split over devices.
 
     Args:
         grid: The devices; all of them together have the batch once.
@@ -65,7 +70,7 @@ class _Programs:
         grid: Devices that share the batch; None: the program is not split by hand.
     """
 
-    settings: Settings
+    settings: ConvolutionParams
     grid: Any = None
 
     def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -101,7 +106,7 @@ class _Programs:
     ) -> jax.Array:
         if self.grid is None:
             return program(*batch, *whole)
-        return on_parts(self.grid, program, batch, whole, is_sum=not whole)
+        return shard_map_over_batch(self.grid, program, batch, whole, is_sum=not whole)
 
 
 def _programs(
@@ -116,7 +121,7 @@ def _programs(
     options = ctx.options
     grid = options.grid if options.grid is not None and batch % options.grid.size == 0 else None
     is_split_by_xla = options.partitioned and grid is None
-    settings = Settings(
+    settings = ConvolutionParams(
         stride=_full(stride, spatial),
         padding=_full(padding, spatial),
         dilation=_full(dilation, spatial),
@@ -141,7 +146,7 @@ def convolution(
     groups: int,
     *flags: bool,
 ) -> Value:
-    w = logical(weight)
+    w = to_logical_array(weight)
     spatial = w.ndim - 2
     x, batched = batched_channels_last(input, spatial)
     chosen = _programs(ctx, x.shape[0], spatial, stride, padding, dilation, groups)
@@ -170,7 +175,7 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, jax.Array | None, jax.Array | None]:
     """Gradients of input, weight and bias, each only if `output_mask` asks for it."""
-    w = logical(weight)
+    w = to_logical_array(weight)
     spatial = w.ndim - 2
     dy, batched = batched_channels_last(grad_output, spatial)
     x, _ = batched_channels_last(input, spatial)

@@ -19,16 +19,21 @@ import numpy as np
 from jax import lax
 
 from dynamo_backends.kernels.winograd_transforms import F2, F4, Transforms
-from dynamo_backends.xla.lowering.convolution_dense import (
+from dynamo_backends.xla.lowering.convolution_algorithms import (
     DOT,
     IM2COL,
     LAX,
     PATCHES,
     SHIFTS,
-    ConvolutionProgram,
+    ConvolutionAlgorithm,
     Prepared,
 )
-from dynamo_backends.xla.lowering.convolution_shape import ConvShape, Settings, pad_spatial, window
+from dynamo_backends.xla.lowering.convolution_shape import (
+    ConvolutionParams,
+    ConvShape,
+    pad_spatial,
+    window,
+)
 
 
 def _combine(matrix: np.ndarray, parts: list[jax.Array]) -> list[jax.Array]:
@@ -100,13 +105,13 @@ def _applies(shape: ConvShape) -> bool:
     )
 
 
-WINOGRAD_F2 = ConvolutionProgram(
+WINOGRAD_F2 = ConvolutionAlgorithm(
     "winograd_f2",
     _applies,
     lambda w, shape: _prepare(w, shape, F2),
     lambda x, u, shape: _apply(x, u, shape, F2),
 )
-WINOGRAD_F4 = ConvolutionProgram(
+WINOGRAD_F4 = ConvolutionAlgorithm(
     "winograd_f4",
     _applies,
     lambda w, shape: _prepare(w, shape, F4),
@@ -133,9 +138,9 @@ def groups_per_block(shape: ConvShape, channels: int = 16) -> int:
 
 
 def blocks_program(
-    name: str, channels: int, inner: Callable[[ConvShape], ConvolutionProgram] | None = None
-) -> ConvolutionProgram:
-    """The program that computes a grouped convolution as dense ones on blocks of its groups.
+    name: str, channels: int, inner: Callable[[ConvShape], ConvolutionAlgorithm] | None = None
+) -> ConvolutionAlgorithm:
+    """Returns an algorithm that runs grouped convolutions on block-diagonal weights.
 
     Merged groups get a block-diagonal weight, so a non-finite input of one group reaches the
     other groups of its block as NaN.
@@ -145,7 +150,7 @@ def blocks_program(
         channels: Least input channels of a block, up to which groups are merged.
         inner: Chooses the program for one block; by default the rules do.
     """
-    inner = inner or choose
+    inner = inner or choose_algorithm
 
     def block(shape: ConvShape) -> tuple[int, ConvShape]:
         merged = groups_per_block(shape, channels)
@@ -169,22 +174,22 @@ def blocks_program(
         results = [program.apply(part, p, dense) for part, p in zip(parts, prepared, strict=True)]
         return results[0] if len(results) == 1 else jnp.concatenate(results, axis=-1)
 
-    return ConvolutionProgram(name, lambda s: s.groups > 1, prepare, apply)
+    return ConvolutionAlgorithm(name, lambda s: s.groups > 1, prepare, apply)
 
 
-def choose(shape: ConvShape) -> ConvolutionProgram:
-    """Returns the program that computes a convolution of this shape fastest."""
+def choose_algorithm(shape: ConvShape) -> ConvolutionAlgorithm:
+    """Returns the algorithm that the rules choose for a convolution of this shape."""
     return choose_rule(shape).program
 
 
 def choose_rule(shape: ConvShape) -> Rule:
-    """Returns the first rule that fits ``shape``."""
+    """Returns the first rule whose algorithm applies to ``shape`` and whose test holds."""
     return next(rule for rule in RULES if rule.program.applies(shape) and rule.when(shape))
 
 
 BLOCKS = blocks_program("blocks", channels=16)
 
-PROGRAMS: tuple[ConvolutionProgram, ...] = (
+PROGRAMS: tuple[ConvolutionAlgorithm, ...] = (
     LAX,
     DOT,
     PATCHES,
@@ -201,9 +206,9 @@ PROGRAMS: tuple[ConvolutionProgram, ...] = (
 
 @dataclass(frozen=True)
 class Rule:
-    """Use ``program`` where it applies and ``when`` holds, because of ``reason``."""
+    """Maps a condition on the shape to the convolution algorithm to use."""
 
-    program: ConvolutionProgram
+    program: ConvolutionAlgorithm
     when: Callable[[ConvShape], bool]
     reason: str
 
@@ -247,7 +252,7 @@ RULES: tuple[Rule, ...] = (
 def convolve(
     x: jax.Array,
     w: jax.Array,
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConvolutionParams],
 ) -> jax.Array:
     """Convolve over any number of spatial dimensions, channels last, without bias.
 
@@ -257,7 +262,7 @@ def convolve(
     Args:
         x: Input, ``(N, *spatial, C_in)``.
         w: Weight in torch's layout, ``(C_out, C_in / groups, *kernel)``.
-        **settings: See `Settings`.
+        **settings: See `ConvolutionParams`.
 
     Returns:
         ``(N, *out_spatial, C_out)`` in ``x``'s dtype.
@@ -268,4 +273,4 @@ def convolve(
     shape = ConvShape.of(x, w, **settings)
     if shape.is_empty:
         return jnp.zeros(shape.out_shape, x.dtype)
-    return choose(shape)(x, w, shape)
+    return choose_algorithm(shape)(x, w, shape)

@@ -14,8 +14,8 @@ import numpy as np
 from dynamo_backends.xla.dtypes import accumulation_dtype
 
 
-class Settings(TypedDict):
-    """The settings of a convolution besides its operands, also for its gradients.
+class ConvolutionParams(TypedDict):
+    """Holds the parameters of a convolution: stride, padding, dilation, groups, precision.
 
     Attributes:
         stride: Stride of a spatial dimension each.
@@ -75,7 +75,7 @@ class ConvShape:
         cls,
         x: jax.Array | jax.ShapeDtypeStruct,
         w: jax.Array | jax.ShapeDtypeStruct,
-        **settings: Unpack[Settings],
+        **settings: Unpack[ConvolutionParams],
     ) -> ConvShape:
         """Read the shape off an input ``(N, *spatial, C_in)`` and a torch-layout weight.
 
@@ -166,8 +166,8 @@ class ConvShape:
         )
 
 
-def preferred(dtype: np.dtype | str) -> np.dtype | None:
-    """``preferred_element_type`` for XLA: the accumulator where it differs, else None.
+def preferred_accumulator(dtype: np.dtype | str) -> np.dtype | None:
+    """Returns `preferred_element_type` for a dot or convolution; None: the input dtype.
 
     XLA refuses one for complex convolutions, so it is left out where it changes nothing.
     """
@@ -186,7 +186,7 @@ def pad_spatial(x: jax.Array, low: Sequence[int], high: Sequence[int]) -> jax.Ar
 def window(
     x: jax.Array, offset: Sequence[int], size: Sequence[int], stride: Sequence[int], axis: int = 1
 ) -> jax.Array:
-    """A strided box of the dimensions from ``axis`` on: ``size`` elements, ``stride`` apart."""
+    """Returns a strided slice of ``size`` elements in the dimensions from ``axis`` on."""
     start, limit, step = [0] * x.ndim, list(x.shape), [1] * x.ndim
     for d, (o, n, s) in enumerate(zip(offset, size, stride, strict=True), start=axis):
         start[d], limit[d], step[d] = o, o + (n - 1) * s + 1, s

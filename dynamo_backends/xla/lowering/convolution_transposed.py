@@ -18,7 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from dynamo_backends.xla.lowering.convolution_rules import convolve
-from dynamo_backends.xla.lowering.convolution_shape import Settings, pad_spatial, preferred
+from dynamo_backends.xla.lowering.convolution_shape import (
+    ConvolutionParams,
+    pad_spatial,
+    preferred_accumulator,
+)
 
 
 def convolve_transposed(
@@ -26,7 +30,7 @@ def convolve_transposed(
     w: jax.Array,
     *,
     output_padding: Sequence[int],
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConvolutionParams],
 ) -> jax.Array:
     """Transposed convolution as in ``torch.nn.ConvTranspose``, channels last, without bias.
 
@@ -34,7 +38,7 @@ def convolve_transposed(
         x: Input, ``(N, *spatial, C_in)``.
         w: Weight in torch's layout, ``(C_in, C_out / groups, *kernel)``.
         output_padding: Added to the far end of each spatial dimension.
-        **settings: See `Settings`.
+        **settings: See `ConvolutionParams`.
 
     Returns:
         ``(N, *out_spatial, C_out)`` in ``x``'s dtype, where ``out_spatial`` is
@@ -53,7 +57,7 @@ def grad_input(
     dy: jax.Array,
     w: jax.Array,
     input_spatial: Sequence[int],
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConvolutionParams],
 ) -> jax.Array:
     """Gradient of `convolve` with respect to its input: scatters ``dy`` through ``w``.
 
@@ -250,5 +254,5 @@ def _scatter_lax(
         dimension_numbers=lax.ConvDimensionNumbers(last, (0, 1, *range(2, 2 + n)), last),
         feature_group_count=groups,
         precision=precision,
-        preferred_element_type=preferred(x.dtype),
+        preferred_element_type=preferred_accumulator(x.dtype),
     ).astype(x.dtype)

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
-from dynamo_backends.xla.lowering.convolution_dense import LAX, columns
+from dynamo_backends.xla.lowering.convolution_algorithms import LAX, im2col_nhwc
 from dynamo_backends.xla.lowering.convolution_rules import groups_per_block
 from dynamo_backends.xla.lowering.convolution_shape import (
+    ConvolutionParams,
     ConvShape,
-    Settings,
     pad_spatial,
-    preferred,
+    preferred_accumulator,
     window,
 )
 
@@ -28,7 +28,7 @@ def grad_weight(
     x: jax.Array,
     dy: jax.Array,
     kernel: Sequence[int],
-    **settings: Unpack[Settings],
+    **settings: Unpack[ConvolutionParams],
 ) -> jax.Array:
     """Gradient of `convolve` with respect to its weight.
 
@@ -80,7 +80,7 @@ def _product(dy: jax.Array, rows: jax.Array, shape: ConvShape) -> jax.Array:
             lax.optimization_barrier(left.T),
             right,
             precision=shape.precision,
-            preferred_element_type=preferred(dy.dtype),
+            preferred_element_type=preferred_accumulator(dy.dtype),
         )
 
     # Transposing the narrower operand is cheaper.
@@ -112,7 +112,7 @@ def _by_columns(x: jax.Array, dy: jax.Array, shape: ConvShape) -> jax.Array:
     def product(i: jax.Array | int) -> jax.Array:
         here = lax.dynamic_slice_in_dim(x, i * images, images)
         grad = lax.dynamic_slice_in_dim(dy, i * images, images)
-        return _product(grad, columns(here, part), shape)
+        return _product(grad, im2col_nhwc(here, part), shape)
 
     parts = shape.batch // images
     if parts == 1:

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import Layout, lowers
-from dynamo_backends.xla.lowering.values import Value, channels_last, finish_channels_last, logical
+from dynamo_backends.xla.lowering.values import (
+    Value,
+    channels_last,
+    to_logical_array,
+    wrap_channels_last,
+)
 
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
 _ZEROS, _BORDER, _REFLECTION = 0, 1, 2
@@ -118,12 +123,12 @@ def grid_sampler(
     padding_mode: int,
     align_corners: bool,
 ) -> Value:
-    image, points = channels_last(input), logical(grid)
+    image, points = channels_last(input), to_logical_array(grid)
     wide = accumulation_dtype(image.dtype)
     out = _sample(
         image.astype(wide), points.astype(wide), interpolation_mode, padding_mode, align_corners
     )
-    return finish_channels_last(ctx, input, out)
+    return wrap_channels_last(ctx, input, out)
 
 
 @lowers("grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default", layout=Layout.RAW)
@@ -142,7 +147,7 @@ def grid_sampler_backward(
     def forward(image: jax.Array, points: jax.Array) -> jax.Array:
         return _sample(image, points, interpolation_mode, padding_mode, align_corners)
 
-    image, points = channels_last(input).astype(wide), logical(grid).astype(wide)
+    image, points = channels_last(input).astype(wide), to_logical_array(grid).astype(wide)
     _, pull = jax.vjp(forward, image, points)
     grad_image, grad_grid = pull(channels_last(grad_output).astype(wide))
-    return finish_channels_last(ctx, input, grad_image) if output_mask[0] else None, grad_grid
+    return wrap_channels_last(ctx, input, grad_image) if output_mask[0] else None, grad_grid

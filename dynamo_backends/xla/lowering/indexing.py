@@ -18,7 +18,7 @@ from torch import fx
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
-from dynamo_backends.xla.lowering.values import ChannelsLast, Value, cast, logical, scalar
+from dynamo_backends.xla.lowering.values import ChannelsLast, Value, cast, scalar, to_logical_array
 
 Indices = Sequence[jax.Array | None]
 
@@ -53,13 +53,13 @@ def _key(indices: Indices) -> tuple[Any, ...]:
 @lowers("index.Tensor", "_unsafe_index.Tensor", layout=Layout.RAW, when=_reads_by_mask)
 def index(self: Value, indices: Sequence[Value | None]) -> Value:
     """Lowers aten.index to a gather; indexing pixels of a channels-last image keeps the layout."""
-    places = [logical(i) for i in indices]
+    places = [to_logical_array(i) for i in indices]
     if isinstance(self, ChannelsLast) and places[:2] == [None, None]:
         spatial = [i for i in places[2:] if i is not None]
         shape = jnp.broadcast_shapes(*(i.shape for i in spatial))
         if len(spatial) == len(shape) == self.ndim - 2:
             return ChannelsLast(self.array.at[(slice(None), *spatial)].get(mode="clip"))
-    return logical(self).at[_key(places)].get(mode="clip")
+    return to_logical_array(self).at[_key(places)].get(mode="clip")
 
 
 def _put_where(

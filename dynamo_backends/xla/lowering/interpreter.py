@@ -35,8 +35,8 @@ from dynamo_backends.xla.lowering.values import (
     Flat,
     Value,
     channels_last,
-    flat,
-    logical,
+    to_flat_array,
+    to_logical_array,
 )
 
 
@@ -54,7 +54,11 @@ class GraphLowering:
         self._values: dict[fx.Node, Any] = {}
         self._logical: dict[fx.Node, Any] = {}
         self._kept: dict[fx.Node, Any] = {}
-        self._barred = barred(graph) if _jaxlib.simplifies(options.platform) else frozenset()
+        self._barred = (
+            find_barrier_nodes(graph)
+            if _jaxlib.runs_algebraic_simplifier(options.platform)
+            else frozenset()
+        )
 
     def __call__(self, inputs: Sequence[Value | Flat]) -> list[Any]:
         """Traces the graph with jax's tracers.
@@ -91,7 +95,7 @@ class GraphLowering:
         try:
             result = self._apply(lowering, context)
             result = conform(result, node.meta["val"])
-            return hide(result) if node in self._barred else result
+            return add_optimization_barrier(result) if node in self._barred else result
         except LoweringError:
             raise
         except Exception as error:
@@ -146,7 +150,9 @@ class GraphLowering:
         if first is not None and all(tuple(v.shape) == shape for v in large):
             order = first.order
             return (
-                lambda n: flat(values[n], order) if getattr(values[n], "ndim", 0) else values[n],
+                lambda n: (
+                    to_flat_array(values[n], order) if getattr(values[n], "ndim", 0) else values[n]
+                ),
                 lambda result: Flat(result, shape, order),
             )
         if any(isinstance(v, ChannelsLast) and v.ndim == len(shape) for v in large):
@@ -173,12 +179,12 @@ class GraphLowering:
         if not isinstance(value, ChannelsLast | Flat):
             return value
         if node not in self._logical:
-            self._logical[node] = logical(value)
+            self._logical[node] = to_logical_array(value)
         return self._logical[node]
 
 
 def conform(result: Any, expected: Any) -> Any:
-    """Gives a result the dtype that torch promises, and insists on the shape."""
+    """Casts a lowered result to the fake tensor's dtype; raises if the shape differs."""
     if result is None:
         return None  # a gradient that nobody asked for; torch's meta kernels make one
     if isinstance(expected, torch.Tensor):
@@ -203,13 +209,13 @@ _CONTRACTIONS = frozenset({"addmm", "baddbmm", "bmm", "convolution", "dot", "mm"
 _CONSTANTS = frozenset({"full", "full_like", "ones", "ones_like", "scalar_tensor"})
 
 
-def barred(graph: fx.Graph) -> frozenset[fx.Node]:
-    """Returns the calls whose results go through a barrier."""
+def find_barrier_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Returns the nodes whose results need an optimization barrier."""
     return frozenset(source for node in graph.nodes for source in _hidden_from(node))
 
 
-def hide(value: Any) -> Any:
-    """Returns a result that XLA takes for any value of its type."""
+def add_optimization_barrier(value: Any) -> Any:
+    """Puts `lax.optimization_barrier` on a value, so that XLA cannot simplify it."""
     if isinstance(value, ChannelsLast | Flat):
         return replace(value, array=lax.optimization_barrier(value.array))
     return lax.optimization_barrier(value)

@@ -16,13 +16,13 @@ from torch import fx
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.linalg_lu import (
     Pair,
+    batched_triangular_solve,
     broadcast_batch,
     conjugate_transpose,
     diagonal,
     identity,
-    raises_itself,
+    refuse_check_errors,
     transpose,
-    triangular,
 )
 from dynamo_backends.xla.lowering.reduction import vector_norm, widen
 from dynamo_backends.xla.lowering.registry import Predicate, lowers
@@ -46,7 +46,7 @@ def _failing_minor(a: Array) -> Array:
     return lax.fori_loop(0, n, step, (a, start))[1]
 
 
-@lowers("linalg_cholesky_ex.default", when=raises_itself)
+@lowers("linalg_cholesky_ex.default", when=refuse_check_errors)
 def cholesky_ex(a: Array, *, upper: bool = False, check_errors: bool = False) -> Pair:
     """The factor is NaN, not partial as in LAPACK, where `info` says that there is none."""
     if a.size == 0:
@@ -67,8 +67,10 @@ def cholesky_ex(a: Array, *, upper: bool = False, check_errors: bool = False) ->
 def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
     """Solves `A x = b` with `A = L L^H` or `A = U^H U`."""
     complex_ = jnp.iscomplexobj(factor)
-    half = triangular(factor, b, lower=not upper, transpose_a=upper, conjugate_a=upper and complex_)
-    return triangular(
+    half = batched_triangular_solve(
+        factor, b, lower=not upper, transpose_a=upper, conjugate_a=upper and complex_
+    )
+    return batched_triangular_solve(
         factor, half, lower=not upper, transpose_a=not upper, conjugate_a=not upper and complex_
     )
 
@@ -80,7 +82,7 @@ def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
 def solve_triangular(
     a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Array:
-    return triangular(a, b, lower=not upper, left=left, unit_diagonal=unitriangular)
+    return batched_triangular_solve(a, b, lower=not upper, left=left, unit_diagonal=unitriangular)
 
 
 @lowers("triangular_solve.default")
@@ -88,7 +90,9 @@ def triangular_solve(
     b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Pair:
     a, b = broadcast_batch(a, b)
-    x = triangular(a, b, lower=not upper, transpose_a=transpose, unit_diagonal=unitriangular)
+    x = batched_triangular_solve(
+        a, b, lower=not upper, transpose_a=transpose, unit_diagonal=unitriangular
+    )
     return x, a
 
 

@@ -36,7 +36,7 @@ def broadcast_batch(a: Array, b: Array) -> Pair:
     )
 
 
-def triangular(
+def batched_triangular_solve(
     a: Array,
     b: Array,
     *,
@@ -61,14 +61,14 @@ def triangular(
     )
 
 
-def raises_itself(node: fx.Node) -> str | None:
-    """Refuses calls that check for errors, and raise, on their own."""
+def refuse_check_errors(node: fx.Node) -> str | None:
+    """Returns why check_errors=True has no lowering; None if it is not set."""
     check = node.kwargs.get("check_errors", False)
     return "with check_errors=True it raises on bad input" if check else None
 
 
 def first_true(bad: Array) -> Array:
-    """1 + the index of the first True along the last axis, 0 if there is none."""
+    """Returns LAPACK's info: 1 + index of the first True on the last axis, or 0."""
     if bad.shape[-1] == 0:
         return jnp.zeros(bad.shape[:-1], jnp.int32)
     return jnp.where(jnp.any(bad, -1), jnp.argmax(bad, -1) + 1, 0).astype(jnp.int32)
@@ -112,7 +112,7 @@ def _no_pivoting(node: fx.Node) -> str | None:
 
 
 def _lu_factor_refusal(node: fx.Node) -> str | None:
-    return _no_pivoting(node) or raises_itself(node)
+    return _no_pivoting(node) or refuse_check_errors(node)
 
 
 @lowers("linalg_lu_factor_ex.default", when=_lu_factor_refusal)
@@ -162,13 +162,13 @@ def lu_solve(
     permutation = jnp.broadcast_to(_permutation(pivots, size), (*lu.shape[:-2], size))
     conjugate = adjoint and jnp.iscomplexobj(lu)
     if adjoint:
-        b = triangular(lu, b, lower=False, transpose_a=True, conjugate_a=conjugate)
-        b = triangular(
+        b = batched_triangular_solve(lu, b, lower=False, transpose_a=True, conjugate_a=conjugate)
+        b = batched_triangular_solve(
             lu, b, lower=True, unit_diagonal=True, transpose_a=True, conjugate_a=conjugate
         )
         return _rows(b, jnp.argsort(permutation, axis=-1))
-    b = triangular(lu, _rows(b, permutation), lower=True, unit_diagonal=True)
-    return triangular(lu, b, lower=False)
+    b = batched_triangular_solve(lu, _rows(b, permutation), lower=True, unit_diagonal=True)
+    return batched_triangular_solve(lu, b, lower=False)
 
 
 @functools.cache
@@ -180,7 +180,7 @@ def _solve_transposes() -> bool:
         return factors[0, 0].item() != 4.0
 
 
-@lowers("_linalg_solve_ex.default", when=raises_itself)
+@lowers("_linalg_solve_ex.default", when=refuse_check_errors)
 def solve_ex(
     ctx: Context, a: Array, b: Array, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Array, Array, Array, Array]:
@@ -191,7 +191,7 @@ def solve_ex(
     return (x[..., 0] if vector else x), lu, pivots, info
 
 
-@lowers("linalg_inv_ex.default", when=raises_itself)
+@lowers("linalg_inv_ex.default", when=refuse_check_errors)
 def inv_ex(a: Array, *, check_errors: bool = False) -> Pair:
     lu, pivots, info = _lu(a)
     return lu_solve(lu, pivots, identity(a.shape, a.dtype)), info

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.reduction import below, standardised, widen
+from dynamo_backends.xla.lowering.reduction import standardised, subtract_max, widen
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
@@ -19,7 +19,7 @@ def _shifted(ctx: Context, x: Array, dim: int) -> Array:
     x = widen(x)
     if jnp.issubdtype(x.dtype, jnp.floating) and ctx.out_dtype.itemsize > x.dtype.itemsize:
         x = x.astype(ctx.out_dtype)
-    return below(x, jnp.max(x, dim, keepdims=True)) if x.ndim else x - x
+    return subtract_max(x, jnp.max(x, dim, keepdims=True)) if x.ndim else x - x
 
 
 @lowers("_softmax.default")

@@ -10,7 +10,13 @@ from jax import lax
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import Layout, lowers
-from dynamo_backends.xla.lowering.values import Value, scalar, storage, stored_axis, stored_like
+from dynamo_backends.xla.lowering.values import (
+    Value,
+    scalar,
+    stored_array,
+    stored_axis,
+    wrap_in_layout_of,
+)
 
 _Pad = Callable[[jax.Array, Sequence[tuple[int, int]]], jax.Array]
 
@@ -25,9 +31,9 @@ def _per_axis(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
 
 @lowers("constant_pad_nd.default", layout=Layout.RAW)
 def constant_pad_nd(self: Value, pad: Sequence[int], value: Any = 0) -> Value:
-    array = storage(self)
+    array = stored_array(self)
     config = [(before, after, 0) for before, after in _per_axis(self, pad)]
-    return stored_like(self, lax.pad(array, jnp.asarray(scalar(value, array.dtype)), config))
+    return wrap_in_layout_of(self, lax.pad(array, jnp.asarray(scalar(value, array.dtype)), config))
 
 
 def _repeat_border(array: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.Array:
@@ -68,7 +74,7 @@ def _register(name: str, pad: _Pad) -> None:
 
     @lowers(*(f"{name}{n}d.default" for n in (1, 2, 3)), layout=Layout.RAW)
     def forward(self: Value, padding: Sequence[int]) -> Value:
-        return stored_like(self, pad(storage(self), _per_axis(self, padding)))
+        return wrap_in_layout_of(self, pad(stored_array(self), _per_axis(self, padding)))
 
     @lowers(*(f"{name}{n}d_backward.default" for n in (1, 2, 3)))
     def backward(grad_output: jax.Array, self: jax.Array, padding: Sequence[int]) -> jax.Array:

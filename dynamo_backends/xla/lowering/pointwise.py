@@ -87,7 +87,7 @@ def _sinh(x: Array) -> Array:
 
 
 def flush(x: Array) -> Array:
-    """0 instead of denormal numbers, of the same sign.
+    """Replaces denormal numbers by zeros of the same sign.
 
     XLA's programs take these for 0 on CPUs, but some of its functions read bits: then the logarithm
     of 1e-40 is neither that of it nor that of 0.

@@ -10,7 +10,7 @@ from jax import lax
 from torch import fx
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
-from dynamo_backends.xla.lowering import pooling_programs as programs
+from dynamo_backends.xla.lowering import pooling_nhwc as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import Layout, lowers
 from dynamo_backends.xla.lowering.values import Value, batched_channels_last, unbatched
@@ -68,10 +68,10 @@ def max_pool_gradient(
         return unbatched(ctx, grad_output, total, batched)
     if _pools_here(ctx.node):
         x, _ = batched_channels_last(self, spatial)
-        winner = programs.max_pool_winners_nhwc(x, windows)
+        winner = programs.max_pool_argmax_nhwc(x, windows)
     else:
-        winner = programs.winners_at_nhwc(places, size, windows)
-    total = programs.give_to_winners_nhwc(wide, winner, size, windows)
+        winner = programs.argmax_from_indices_nhwc(places, size, windows)
+    total = programs.max_pool_backward_nhwc(wide, winner, size, windows)
     return unbatched(ctx, grad_output, total, batched)
 
 
@@ -143,13 +143,13 @@ def avg_pool_backward(
     def forward(x: jax.Array) -> jax.Array:
         return programs.avg_pool_nhwc(x, windows, count_include_pad, divisor_override)
 
-    return transposed(ctx, grad_output, self, forward)
+    return linear_pool_gradient(ctx, grad_output, self, forward)
 
 
-def transposed(
+def linear_pool_gradient(
     ctx: Context, grad_output: Value, like: Value, forward: Callable[[jax.Array], jax.Array]
 ) -> Value:
-    """Returns the gradient of a pooling that is linear.
+    """Returns the input gradient of a linear pooling, by transposing its forward.
 
     Args:
         ctx: The call.
@@ -224,7 +224,7 @@ def adaptive_avg_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> 
 )
 def adaptive_avg_pool_backward(ctx: Context, grad_output: Value, self: Value) -> Value:
     counts = grad_output.shape[-spatial_rank(ctx) :]
-    return transposed(ctx, grad_output, self, lambda x: _mean(x, counts))
+    return linear_pool_gradient(ctx, grad_output, self, lambda x: _mean(x, counts))
 
 
 def _pick(values: jax.Array, places: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:

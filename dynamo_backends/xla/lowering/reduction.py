@@ -26,7 +26,7 @@ def widen(x: Array) -> Array:
 
 
 def axes(x: Array, dim: Dims) -> tuple[int, ...]:
-    """Axes of `x` to reduce; torch means all of them by None and, mostly, by an empty list."""
+    """Normalises torch's `dim` argument to the axes to reduce."""
     if x.ndim == 0 or dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return tuple(range(x.ndim))
     dims = (dim,) if isinstance(dim, int) else dim
@@ -169,8 +169,8 @@ _register_extreme("max", jnp.max, jnp.argmax)
 _register_extreme("min", jnp.min, jnp.argmin)
 
 
-def below(x: Array, top: Array) -> Array:
-    """`x - top`, of which top is the maximum.
+def subtract_max(x: Array, top: Array) -> Array:
+    """Returns `x - top` for the maximum `top`, safe against excess precision in fusions.
 
     XLA would take x, if that is a product, into one operation with the difference, and not round
     it: what it was rounded by is more than exp can take where x is large. The minimum prevents it.
@@ -186,7 +186,7 @@ def logsumexp(ctx: Context, x: Array, dim: Dims, keepdim: bool = False) -> Array
     )
     top = jnp.max(jnp.real(x), over, keepdims=True, initial=-jnp.inf)
     finite = jnp.isfinite(top)
-    shifted = jnp.where(finite, below(x, top), x)
+    shifted = jnp.where(finite, subtract_max(x, top), x)
     top = jnp.where(finite, top, 0)
     total = jnp.log(jnp.sum(jnp.exp(shifted), over, keepdims=keepdim))
     return total + (top if keepdim else jnp.squeeze(top, over))

@@ -125,7 +125,7 @@ def pointwise(
 
 
 def by_name(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a lowering take those arguments that it names, as the ATen schemas name them.
+    """Wraps a lowering so that it gets only those schema arguments that it names.
 
     For operators that have arguments in common, and others that make no difference.
 

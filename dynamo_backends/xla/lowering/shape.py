@@ -13,10 +13,10 @@ from dynamo_backends.xla.lowering.values import (
     ChannelsLast,
     Value,
     channels_last,
-    logical,
-    storage,
+    stored_array,
     stored_axis,
-    stored_like,
+    to_logical_array,
+    wrap_in_layout_of,
 )
 
 
@@ -96,8 +96,8 @@ def slice_tensor(
 ) -> Value:
     axis = stored_axis(self, dim)
     begin, stop, step = slice(start, end, step).indices(self.shape[dim])
-    return stored_like(
-        self, lax.slice_in_dim(storage(self), begin, max(begin, stop), step, axis=axis)
+    return wrap_in_layout_of(
+        self, lax.slice_in_dim(stored_array(self), begin, max(begin, stop), step, axis=axis)
     )
 
 
@@ -113,10 +113,12 @@ def select(self: jax.Array, dim: int, index: int) -> jax.Array:
 
 
 def _cut(self: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
-    axis, array, start = stored_axis(self, dim), storage(self), 0
+    axis, array, start = stored_axis(self, dim), stored_array(self), 0
     parts = []
     for size in sizes:
-        parts.append(stored_like(self, lax.slice_in_dim(array, start, start + size, axis=axis)))
+        parts.append(
+            wrap_in_layout_of(self, lax.slice_in_dim(array, start, start + size, axis=axis))
+        )
         start += size
     return tuple(parts)
 
@@ -157,7 +159,7 @@ def cat(ctx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
     if any(isinstance(x, ChannelsLast) for x in parts):
         axis = stored_axis(ChannelsLast(channels_last(parts[0])), dim)
         return ChannelsLast(lax.concatenate([channels_last(x).astype(dtype) for x in parts], axis))
-    return lax.concatenate([logical(x).astype(dtype) for x in parts], dim % ndim)
+    return lax.concatenate([to_logical_array(x).astype(dtype) for x in parts], dim % ndim)
 
 
 @lowers("prims::cat.default", layout=Layout.RAW)
@@ -174,7 +176,9 @@ def stack(ctx: Context, tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array
 def flip(self: Value, dims: Sequence[int]) -> Value:
     if self.ndim == 0:
         return self
-    return stored_like(self, lax.rev(storage(self), [stored_axis(self, d) for d in dims]))
+    return wrap_in_layout_of(
+        self, lax.rev(stored_array(self), [stored_axis(self, d) for d in dims])
+    )
 
 
 @lowers("roll.default")
@@ -260,8 +264,8 @@ def slice_backward(
 ) -> Value:
     begin = slice(start, end, step).indices(input_sizes[dim])[0]
     axis = stored_axis(grad_output, dim)
-    padded = _pad_like_slice(storage(grad_output), 0, input_sizes[dim], axis, begin, step)
-    return stored_like(grad_output, padded)
+    padded = _pad_like_slice(stored_array(grad_output), 0, input_sizes[dim], axis, begin, step)
+    return wrap_in_layout_of(grad_output, padded)
 
 
 @lowers("select_backward.default")

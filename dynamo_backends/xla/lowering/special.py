@@ -19,10 +19,10 @@ from dynamo_backends.xla.lowering.registry import Predicate, Promotion, pointwis
 _ALL = slice(0, None)
 
 
-def special(
+def register_special_function(
     *names: str, operands: slice = _ALL, when: Predicate | None = None
 ) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Registers a special function, which is handed float64 operands where that is cheap.
+    """Returns a decorator that registers a special function as a lowering.
 
     Args:
         names: As for `lowers`.
@@ -50,19 +50,19 @@ def _is_narrow(x: object) -> bool:
 
 
 pointwise("erf.default", promote=Promotion.INT_TO_FLOAT)(lax.erf)
-special("erfc")(lax.erfc)
-special("erfinv")(lax.erf_inv)
-special("i0")(jsp.i0)
-special("igamma")(lambda a, x: lax.igamma(*jnp.broadcast_arrays(a, x)))
-special("igammac")(lambda a, x: lax.igammac(*jnp.broadcast_arrays(a, x)))
-special("special_i0e")(jsp.i0e)
-special("special_i1")(jsp.i1)
-special("special_i1e")(jsp.i1e)
-special("special_ndtri")(jsp.ndtri)
-special("lgamma")(lax.lgamma)
+register_special_function("erfc")(lax.erfc)
+register_special_function("erfinv")(lax.erf_inv)
+register_special_function("i0")(jsp.i0)
+register_special_function("igamma")(lambda a, x: lax.igamma(*jnp.broadcast_arrays(a, x)))
+register_special_function("igammac")(lambda a, x: lax.igammac(*jnp.broadcast_arrays(a, x)))
+register_special_function("special_i0e")(jsp.i0e)
+register_special_function("special_i1")(jsp.i1)
+register_special_function("special_i1e")(jsp.i1e)
+register_special_function("special_ndtri")(jsp.ndtri)
+register_special_function("lgamma")(lax.lgamma)
 
 
-@special("special_erfcx")
+@register_special_function("special_erfcx")
 def erfcx(x: Array) -> Array:
     """`exp(x²) erfc(x)`; where `erfc` underflows, by its asymptotic series (DLMF 7.12.1)."""
     z = -0.5 / jnp.square(jnp.maximum(x, 20))
@@ -73,7 +73,7 @@ def erfcx(x: Array) -> Array:
     return jnp.where(x > 20, far, jsp.erfcx(jnp.minimum(x, 20)))
 
 
-@special("digamma")
+@register_special_function("digamma")
 def digamma(x: Array) -> Array:
     """Infinite with the opposite sign at ±0 and NaN at the other poles."""
     at_zero = jnp.copysign(jnp.inf, -x).astype(x.dtype)
@@ -98,7 +98,7 @@ _EULER_MACLAURIN = (
 )
 
 
-@special("special_zeta", "special_zeta.other_scalar", "special_zeta.self_scalar")
+@register_special_function("special_zeta", "special_zeta.other_scalar", "special_zeta.self_scalar")
 def zeta(x: Array, q: Array) -> Array:
     """Hurwitz' zeta function, `zeta.c` of Cephes, also left of the poles where XLA's is wrong."""
     x, q = jnp.broadcast_arrays(x, q)
@@ -135,7 +135,7 @@ def zeta(x: Array, q: Array) -> Array:
     return jnp.where(pole, jnp.inf, jnp.where(undefined, jnp.nan, total))
 
 
-@special("polygamma", operands=slice(1, 2))
+@register_special_function("polygamma", operands=slice(1, 2))
 def polygamma(n: int, x: Array) -> Array:
     """`(-1)^(n+1) n! zeta(n+1, x)`, as `at::native::calc_polygamma`."""
     if n == 0:
@@ -238,8 +238,10 @@ def _shifted(polynomial: _Chebyshev) -> Callable[[Array, Array], Array]:
 
 
 for _kind, _polynomial in _CHEBYSHEV.items():
-    special(*_names(f"chebyshev_polynomial_{_kind}"))(_polynomial)
-    special(*_names(f"shifted_chebyshev_polynomial_{_kind}"))(_shifted(_polynomial))
+    register_special_function(*_names(f"chebyshev_polynomial_{_kind}"))(_polynomial)
+    register_special_function(*_names(f"shifted_chebyshev_polynomial_{_kind}"))(
+        _shifted(_polynomial)
+    )
 
 
 def _simple(
@@ -251,7 +253,7 @@ def _simple(
     return _recur(degree, first(x), lambda k, last, before: step(k, x, last, before), known)
 
 
-@special(*_names("legendre_polynomial_p"))
+@register_special_function(*_names("legendre_polynomial_p"))
 def legendre(x: Array, n: Array) -> Array:
     def step(k: Array, x: Array, last: Array, before: Array) -> Array:
         return ((2 * k - 1) * x * last - (k - 1) * before) / k
@@ -259,7 +261,7 @@ def legendre(x: Array, n: Array) -> Array:
     return _simple(x, n, lambda x: x, step)
 
 
-@special(*_names("laguerre_polynomial_l"))
+@register_special_function(*_names("laguerre_polynomial_l"))
 def laguerre(x: Array, n: Array) -> Array:
     def step(k: Array, x: Array, last: Array, before: Array) -> Array:
         return ((2 * k - 1 - x) * last - (k - 1) * before) / k

@@ -16,7 +16,7 @@ from torch import fx
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import Layout, lowers
-from dynamo_backends.xla.lowering.values import Value, channels_last, finish_channels_last
+from dynamo_backends.xla.lowering.values import Value, channels_last, wrap_channels_last
 
 _MOST_TAPS = 16  # beyond, a product with a matrix is cheaper
 
@@ -57,8 +57,8 @@ class Taps:
         return Taps(places, weights, dense.shape[1])
 
 
-def step(size: int, count: int, align_corners: bool, scale: float | None) -> float:
-    """Distance in the input between two neighbours in the output."""
+def pixel_scale(size: int, count: int, align_corners: bool, scale: float | None) -> float:
+    """Returns the distance in input pixels between two neighbours in the output."""
     if align_corners:
         return (size - 1) / (count - 1) if count > 1 else 0.0
     return 1.0 / scale if scale is not None and scale > 0 else size / count
@@ -67,7 +67,7 @@ def step(size: int, count: int, align_corners: bool, scale: float | None) -> flo
 def _positions(
     size: int, count: int, align_corners: bool, scale: float | None, clamp: bool
 ) -> np.ndarray:
-    distance = step(size, count, align_corners, scale)
+    distance = pixel_scale(size, count, align_corners, scale)
     if align_corners:
         return np.arange(count) * distance
     positions = (np.arange(count) + 0.5) * distance - 0.5
@@ -75,13 +75,13 @@ def _positions(
 
 
 def nearest(size: int, count: int, scale: float | None, exact: bool = False) -> Taps:
-    """Nearest neighbour, computed in float32 as torch does for every dtype."""
+    """Returns the taps of nearest-neighbour interpolation along one axis."""
     if count == size and not exact:
         places = np.arange(count)
     elif count == 2 * size and not exact:
         places = np.arange(count) // 2
     else:
-        distance = np.float32(step(size, count, False, scale))
+        distance = np.float32(pixel_scale(size, count, False, scale))
         shift = np.float32(0.5 if exact else 0)
         places = np.floor((np.arange(count, dtype=np.float32) + shift) * distance)
     places = np.minimum(places.astype(np.int64), size - 1)[:, None]
@@ -107,7 +107,7 @@ def _cubic_weight(distance: np.ndarray, a: float) -> np.ndarray:
 
 
 def cubic(size: int, count: int, align_corners: bool, scale: float | None) -> Taps:
-    """Cubic convolution with a = −0.75, the border repeated."""
+    """Returns the taps of cubic interpolation along one axis."""
     positions = _positions(size, count, align_corners, scale, clamp=False)
     low = np.floor(positions)
     offsets = np.arange(-1, 3)
@@ -119,8 +119,8 @@ def cubic(size: int, count: int, align_corners: bool, scale: float | None) -> Ta
 def antialiased(
     size: int, count: int, align_corners: bool, scale: float | None, order: int
 ) -> Taps:
-    """Linear (order 1) or cubic (order 3, a = −0.5) with a filter as wide as the step."""
-    distance = step(size, count, align_corners, scale)
+    """Returns the taps of linear or cubic interpolation with an antialiasing filter."""
+    distance = pixel_scale(size, count, align_corners, scale)
     stretch = max(distance, 1.0)
     support = (order + 1) / 2 * stretch
     filter_: Callable[[np.ndarray], np.ndarray]
@@ -201,7 +201,7 @@ def _upsample(ctx: Context, x: Value, scales: Sequence[float | None], table: Tab
         if antialiasing and array.shape[axis] == count:
             continue  # whatever the scale, as in torch
         array = resample(array, axis, table(array.shape[axis], count, scale))
-    return finish_channels_last(ctx, x, array)
+    return wrap_channels_last(ctx, x, array)
 
 
 def _gradient(
@@ -219,7 +219,7 @@ def _gradient(
     for axis, (size, scale) in enumerate(zip(input_size[2:], scales, strict=True), 1):
         taps = table(size, array.shape[axis], scale).transposed()
         array = resample(array, axis, taps)
-    return finish_channels_last(ctx, grad_output, array)
+    return wrap_channels_last(ctx, grad_output, array)
 
 
 def _all(scales: tuple[float | None, ...], spatial: int) -> tuple[float | None, ...]:
@@ -252,7 +252,7 @@ def _register_nearest(name: str, spatial: int, exact: bool) -> None:
             zip(output_size, _all(scales, spatial), strict=True), 1
         ):
             array = resample(array, axis, nearest(array.shape[axis], count, scale, exact))
-        return finish_channels_last(ctx, self, array)
+        return wrap_channels_last(ctx, self, array)
 
     @lowers(f"{name}_backward.default", layout=Layout.RAW)
     def backward(

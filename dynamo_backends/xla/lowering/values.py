@@ -68,8 +68,8 @@ Value = jax.Array | ChannelsLast
 """What lowerings are given and return; `Flat` stays with the interpreter."""
 
 
-def logical(value: Any) -> Any:
-    """The array in torch's dimension order; anything that is stored so, or no tensor, as it is."""
+def to_logical_array(value: Any) -> Any:
+    """Converts a value in any layout to an array in torch's dimension order."""
     if isinstance(value, ChannelsLast):
         return jnp.moveaxis(value.array, -1, 1)
     if isinstance(value, Flat):
@@ -78,11 +78,11 @@ def logical(value: Any) -> Any:
     return value
 
 
-def flat(value: Value | Flat, order: tuple[int, ...]) -> jax.Array:
-    """The elements of a tensor as they lie in memory that has its dimensions in this order."""
+def to_flat_array(value: Value | Flat, order: tuple[int, ...]) -> jax.Array:
+    """Converts a value to a 1-d array of its elements in memory order `order`."""
     if isinstance(value, Flat) and value.order == order:
         return value.array
-    return jnp.transpose(logical(value), order).reshape(-1)
+    return jnp.transpose(to_logical_array(value), order).reshape(-1)
 
 
 def channels_last(value: Value) -> jax.Array:
@@ -140,13 +140,13 @@ def scalar(value: complex | float | int | bool, dtype: jnp.dtype) -> np.ndarray:
         return np.asarray(value).astype(dtype)
 
 
-def storage(x: Value) -> jax.Array:
-    """Returns the array as it is stored, whichever way that is."""
+def stored_array(x: Value) -> jax.Array:
+    """Returns the array of a value in the layout that it is stored in."""
     return x.array if isinstance(x, ChannelsLast) else x
 
 
-def stored_like(x: Value, array: jax.Array) -> Value:
-    """Wraps a result whose dimensions are in the order of `storage(x)`."""
+def wrap_in_layout_of(x: Value, array: jax.Array) -> Value:
+    """Wraps a result array in the same layout as `x`."""
     return ChannelsLast(array) if isinstance(x, ChannelsLast) else array
 
 
@@ -163,10 +163,10 @@ def wants_channels_last(ctx: Context, x: Value) -> bool:
     return ctx.options.channels_last or isinstance(x, ChannelsLast)
 
 
-def finish_channels_last(ctx: Context, x: Value, array: jax.Array) -> Value:
-    """Hands on an array (N, *spatial, C) computed from `x`, in the layout that the graph uses."""
+def wrap_channels_last(ctx: Context, x: Value, array: jax.Array) -> Value:
+    """Converts an (N, *spatial, C) array to the layout that the graph uses."""
     value = ChannelsLast(array)
-    return value if wants_channels_last(ctx, x) else logical(value)
+    return value if wants_channels_last(ctx, x) else to_logical_array(value)
 
 
 def batched_channels_last(x: Value, spatial: int) -> tuple[jax.Array, bool]:
@@ -178,11 +178,11 @@ def batched_channels_last(x: Value, spatial: int) -> tuple[jax.Array, bool]:
     """
     if x.ndim == spatial + 2:
         return channels_last(x), True
-    return channels_last(logical(x)[None]), False
+    return channels_last(to_logical_array(x)[None]), False
 
 
 def unbatched(ctx: Context, x: Value, array: jax.Array, batched: bool) -> Value:
-    """Undoes `batched_channels_last` on a result (N, *spatial, C)."""
+    """Removes the batch dimension that `batched_channels_last` added, if it did."""
     if batched:
-        return finish_channels_last(ctx, x, array)
-    return logical(ChannelsLast(array))[0]
+        return wrap_channels_last(ctx, x, array)
+    return to_logical_array(ChannelsLast(array))[0]

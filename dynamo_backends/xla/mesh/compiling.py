@@ -27,11 +27,11 @@ from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.mesh.devices import MeshDevice
-from dynamo_backends.xla.repeated import may_fuse_products
+from dynamo_backends.xla.repeated_operands import may_fuse_products
 
 
-class Splits:
-    """The shardings of a program.
+class ProgramShardings:
+    """Holds the sharding of each input and output of an SPMD program.
 
     Args:
         device: All devices of the mesh.
@@ -65,10 +65,10 @@ class Splits:
             self.results.append(jax.ShapeDtypeStruct(export.dense_shape, to_jax(value.dtype)))
 
 
-def splitting(
+def partitioned_options(
     options: LoweringOptions, device: MeshDevice, graph: Graph, layout: MeshLayout
 ) -> LoweringOptions:
-    """Returns the options for a graph that XLA splits.
+    """Returns lowering options for a program that XLA's SPMD partitioner splits.
 
     Where all devices share the first dimension of the batch, they are named.
 
@@ -88,9 +88,13 @@ def splitting(
 
 
 def lower_split(
-    program: Any, device: MeshDevice, splits: Splits, what: str, donated: Sequence[int] = ()
+    program: Any,
+    device: MeshDevice,
+    splits: ProgramShardings,
+    what: str,
+    donated: Sequence[int] = (),
 ) -> Any:
-    """Lowers to StableHLO with shardings.
+    """Lowers a jaxpr to StableHLO with input and output shardings.
 
     Args:
         program: A jaxpr.
@@ -115,7 +119,7 @@ def lower_split(
 
 
 def compile_lowered(lowered: Any, program: core.ClosedJaxpr, device: MeshDevice, what: str) -> Any:
-    """Returns what runs StableHLO on all devices of a mesh.
+    """Compiles a lowered StableHLO program to an SPMD executable for the mesh.
 
     Processes take their temporary memory from the system anew in each step, and pay for each page.
     So their gradients are not all kept until the last one is there. Devices of one process have
@@ -133,7 +137,7 @@ def compile_lowered(lowered: Any, program: core.ClosedJaxpr, device: MeshDevice,
     with as_compile_error(f"XLA cannot compile the {what} for the mesh"):
         module = _jaxlib.bytecode(lowered)
         apart = device.ranks is not None
-        return _jaxlib.compile_split(
+        return _jaxlib.compile_spmd_program(
             device.client,
             device.handles,
             module,
@@ -155,7 +159,7 @@ _ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
 
 
 def collectives_of(program: str) -> tuple[Collective, ...]:
-    """Returns what devices exchange, one entry for each kind that there is.
+    """Counts the collectives in HLO text and sums their bytes, one entry per kind.
 
     Args:
         program: XLA's text of a module for one device: a line for each operation.
@@ -178,14 +182,14 @@ def _bytes(letters: str, bits: str, shape: str) -> int:
 def mesh_report(
     mesh: Mesh, executable: Any, parameters: Sequence[tuple[Placed, Tensor]]
 ) -> MeshReport:
-    """Returns where everything is, and what devices exchange.
+    """Returns the report of a mesh: placements, collectives and memory.
 
     Args:
         mesh: The mesh.
         executable: Compiled for it.
         parameters: Each with a fake tensor like it.
     """
-    memory = _jaxlib.memory_of(executable)
+    memory = _jaxlib.compiled_memory_stats(executable)
     return MeshReport(
         mesh=str(mesh),
         parameters=tuple(_parameter(mesh, *each) for each in parameters),

@@ -26,12 +26,12 @@ from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.ranks import Ranks, this_job
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import InFlight, tensor_from_numpy, tensor_to_numpy
-from dynamo_backends.xla.mesh.processes import join, leave_service
-from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.mesh.gloo_connections import connect_ranks, finish_gloo_connections
+from dynamo_backends.xla.runtime import PjrtDevice
 
 
 @dataclass(frozen=True)
-class MeshDevice(Device):
+class MeshDevice(PjrtDevice):
     """All devices of a mesh as one device, on which values stay.
 
     Attributes:
@@ -82,18 +82,18 @@ class MeshDevice(Device):
 
     def split(self, tensor: Tensor, sharding: NamedSharding) -> Any:
         """Returns a copy of a row-major tensor as an array on the mesh."""
-        return _jaxlib.split(tensor_to_numpy(tensor), sharding)
+        return _jaxlib.shard_array(tensor_to_numpy(tensor), sharding)
 
     def join(self, tensor: Tensor, shape: Sequence[int], sharding: NamedSharding) -> Any:
         """Returns an array of which each process gives its part, a tensor."""
-        return _jaxlib.joined(tensor_to_numpy(tensor.contiguous()), shape, sharding)
+        return _jaxlib.make_array_from_shard(tensor_to_numpy(tensor.contiguous()), shape, sharding)
 
     def duplicated(self, array: Any, sharding: NamedSharding) -> Any:
         """A copy of an array, which may be given away; of several processes split as it is."""
         if self.ranks is None:
-            return _jaxlib.split(np.asarray(array), sharding)
+            return _jaxlib.shard_array(np.asarray(array), sharding)
         part = self.ranks.wait(lambda: np.asarray(array.addressable_data(0)))
-        return _jaxlib.joined(part, array.shape, array.sharding)
+        return _jaxlib.make_array_from_shard(part, array.shape, array.sharding)
 
     def upload(self, tensor: Tensor) -> Any:
         """See `Home.upload`: all of it on each device."""
@@ -191,10 +191,10 @@ def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
             f"{platform}"
         )
     with _threads(1):
-        devices = join(ranks)
+        devices = connect_ranks(ranks)
     handles = [devices[i] for i in mesh.devices]
     grid = jax.sharding.Mesh(np.array(handles).reshape(mesh.sizes), mesh.names)
-    leave_service(ranks, grid)
+    finish_gloo_connections(ranks, grid)
     here = devices[ranks.rank]
     few = InFlight(_FEW, lambda array: ranks.wait(array.block_until_ready))
     ranks.before_end(few.drain)

@@ -23,15 +23,15 @@ from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.weight_binding import bits_of
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.matmul_rewrites import simplify_products
 from dynamo_backends.xla.mesh.compiling import (
-    Splits,
+    ProgramShardings,
     compile_lowered,
     lower_split,
     mesh_report,
-    splitting,
+    partitioned_options,
 )
 from dynamo_backends.xla.mesh.devices import MeshDevice
-from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.steps import trace_step
 
 _ADVICE = (
@@ -57,8 +57,8 @@ def compile_on_mesh(
         RankError: Another process compiles another graph.
     """
     layout = _layout_of(graph, device.mesh, batch)
-    splits = Splits(device, graph, layout)
-    options = splitting(options, device, graph, layout)
+    splits = ProgramShardings(device, graph, layout)
+    options = partitioned_options(options, device, graph, layout)
     with jax.enable_x64(True):
         program = simplify_products(trace_step(graph, options, is_flat=False))
         lowered = lower_split(program, device, splits, "graph")
@@ -117,7 +117,12 @@ class MeshExecutable(Executable):
     serves_range = True  # of a graph of which nothing varies
 
     def __init__(
-        self, device: MeshDevice, graph: Graph, executable: Any, splits: Splits, key: str = ""
+        self,
+        device: MeshDevice,
+        graph: Graph,
+        executable: Any,
+        splits: ProgramShardings,
+        key: str = "",
     ):
         self._device = device
         self.executable = executable
@@ -139,7 +144,9 @@ class MeshExecutable(Executable):
         self._call = self._caller()
 
     def _caller(self) -> Callable[[list[Any]], list[Any]]:
-        call = _jaxlib.split_caller(self.executable, self._splits.results, self._splits.outputs)
+        call = _jaxlib.make_multi_device_call(
+            self.executable, self._splits.results, self._splits.outputs
+        )
         ranks = self._device.ranks
         if ranks is None:
             return call

@@ -18,17 +18,17 @@ from dynamo_backends.runtime.device_tensor import DeviceTensor, exchange, to_hom
 from dynamo_backends.runtime.device_values import fills_storage, on_device, on_host, value_of
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla.foreign_calls import calls_of_libraries
+from dynamo_backends.xla.custom_calls import find_custom_calls
 from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.matmul_rewrites import simplify_products
 from dynamo_backends.xla.mesh.compiling import (
-    Splits,
+    ProgramShardings,
     compile_lowered,
     lower_split,
     mesh_report,
-    splitting,
+    partitioned_options,
 )
 from dynamo_backends.xla.mesh.devices import MeshDevice
-from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.resident_step import ResidentStep
 from dynamo_backends.xla.steps import donated, trace_step
 
@@ -73,14 +73,14 @@ class XlaMesh:
     def compile_step(self, graph: Graph, layout: MeshLayout) -> StepProgram:
         """See `MeshTarget.compile_step`.
 
-        A program that calls other libraries is given nothing (see `foreign_calls`).
+        A program that calls other libraries is given nothing (see `custom_calls`).
         """
-        splits = Splits(self._device, graph, layout)
-        options = splitting(self._options, self._device, graph, layout)
+        splits = ProgramShardings(self._device, graph, layout)
+        options = partitioned_options(self._options, self._device, graph, layout)
         with jax.enable_x64(True):
             program = simplify_products(trace_step(graph, options, is_flat=False))
             lowered = lower_split(program, self._device, splits, "step", donated(graph))
-            if calls_of_libraries(lowered):
+            if find_custom_calls(lowered):
                 lowered = lower_split(program, self._device, splits, "step")
             key = self._agreed(graph, layout, lowered)
             executable = compile_lowered(lowered, program, self._device, "step")
@@ -146,7 +146,7 @@ class MeshStep(ResidentStep):
         graph: Graph,
         executable: Any,
         layout: MeshLayout,
-        splits: Splits,
+        splits: ProgramShardings,
         target: _Places,
         key: str = "",
     ):
@@ -168,7 +168,9 @@ class MeshStep(ResidentStep):
         super().__call__(inputs, taken)
 
     def _caller(self) -> Callable[[list[Any]], list[Any]]:
-        call = _jaxlib.split_caller(self.executable, self._splits.results, self._splits.outputs)
+        call = _jaxlib.make_multi_device_call(
+            self.executable, self._splits.results, self._splits.outputs
+        )
         ranks = self._mesh.ranks
         if ranks is None:
             return call

@@ -13,14 +13,14 @@ from dynamo_backends.interface.errors import CompileError, LoweringError, NotPad
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.padded.interpreter import PaddedLowering
-from dynamo_backends.xla.padded.executable import Outline, PaddedExecutable
-from dynamo_backends.xla.runtime import Device
+from dynamo_backends.xla.padded.executable import PaddedExecutable, ValidRegion
+from dynamo_backends.xla.runtime import PjrtDevice
 
 NUMBERS = "real_sizes"
 """Name of the input that has the real sizes."""
 
 
-def compile_padded(graph: Graph, device: Device, options: LoweringOptions) -> PaddedExecutable:
+def compile_padded(graph: Graph, device: PjrtDevice, options: LoweringOptions) -> PaddedExecutable:
     """Compiles a graph of supported calls, which may be changed, for one device.
 
     Args:
@@ -32,13 +32,13 @@ def compile_padded(graph: Graph, device: Device, options: LoweringOptions) -> Pa
         NotPaddedError: An operator, which it names, cannot take padded arrays, or it cannot be
             compiled; whether it can be at all is seen when it is compiled exactly.
     """
-    numbers = numbers_of(graph)
+    numbers = collect_dynamic_sizes(graph)
     places = {size.expression: i for i, size in enumerate(numbers)}
-    complete = with_numbers(graph, len(numbers))
+    complete = add_sizes_input(graph, len(numbers))
     lowering = PaddedLowering(complete.module.graph, options, places)
     try:
         inner = compile_graph(complete, device, options, lowering)
-        outlines = [Outline.of(extents, places) for extents in lowering.outputs]
+        outlines = [ValidRegion.of(extents, places) for extents in lowering.outputs]
         return PaddedExecutable(inner, graph, numbers, outlines)
     except LoweringError as error:
         raise NotPaddedError(error.op, error.reason) from error
@@ -46,15 +46,15 @@ def compile_padded(graph: Graph, device: Device, options: LoweringOptions) -> Pa
         raise NotPaddedError("the graph", str(error)) from error
 
 
-def load_padded(parts: Mapping[str, bytes], graph: Graph, device: Device) -> PaddedExecutable:
+def load_padded(parts: Mapping[str, bytes], graph: Graph, device: PjrtDevice) -> PaddedExecutable:
     """Recreates an executable from its `dump`, for the graph that it was compiled from."""
-    numbers = numbers_of(graph)
-    complete = with_numbers(graph, len(numbers))
+    numbers = collect_dynamic_sizes(graph)
+    complete = add_sizes_input(graph, len(numbers))
     return PaddedExecutable.load(device, graph, complete, numbers, dict(parts))
 
 
-def numbers_of(graph: Graph) -> list[Size]:
-    """Returns the sizes that a program needs of each call: one of each expression, in order.
+def collect_dynamic_sizes(graph: Graph) -> list[Size]:
+    """Returns the distinct symbolic sizes that a padded program takes as run-time input.
 
     Those of dimensions come first.
 
@@ -107,8 +107,8 @@ def _is_positive(expression: sympy.Expr) -> bool:
     return all(map(_is_positive, expression.args))
 
 
-def with_numbers(graph: Graph, count: int) -> Graph:
-    """Returns a copy of a graph with one more input, for the real sizes."""
+def add_sizes_input(graph: Graph, count: int) -> Graph:
+    """Returns a copy of the graph with an int64 input for the run-time sizes."""
     graph = graph.copy()
     body = graph.module.graph
     last = next((n for n in body.nodes if n.op != "placeholder"), body.output_node())

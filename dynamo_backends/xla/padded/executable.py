@@ -16,18 +16,18 @@ from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime.results import restride
 from dynamo_backends.xla.lowering.padded.extents import Extents
-from dynamo_backends.xla.runtime import Device, XlaExecutable
+from dynamo_backends.xla.runtime import PjrtDevice, XlaExecutable
 from dynamo_backends.xla.updating import executable_for
 
 
-def new_padding(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for a padded input; what is in it does not matter."""
+def allocate_padded_input(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Allocates uninitialised memory for a padded input."""
     return torch.empty(shape, dtype=dtype, device=device)
 
 
 @dataclasses.dataclass(frozen=True)
-class Outline:
-    """The valid part of a padded output.
+class ValidRegion:
+    """Describes the valid region of a padded output, and cuts it out.
 
     Attributes:
         grid: The bounds of all factors of all dimensions (see `extents`).
@@ -40,7 +40,7 @@ class Outline:
     merged: bool
 
     @classmethod
-    def of(cls, extents: Extents, places: Mapping[sympy.Expr, int]) -> "Outline":
+    def of(cls, extents: Extents, places: Mapping[sympy.Expr, int]) -> "ValidRegion":
         """The outline of an output, given where expressions are among the numbers of a call."""
         if all(len(e) <= 1 for e in extents):
             flat = [(e[0].bound, e[0].size) if e else (1, None) for e in extents]
@@ -91,7 +91,7 @@ class _Padder:
             return tensor.detach().as_strided(importer.shape, self._strides)
         if tensor.dtype != importer.dtype or tensor.dim() != len(importer.shape):
             importer.view(tensor)  # which says what is wrong
-        memory = new_padding(importer.dense_shape, importer.dtype, tensor.device)
+        memory = allocate_padded_input(importer.dense_shape, importer.dtype, tensor.device)
         padded = memory.permute(self._inverse)
         inner = padded
         for d, n in enumerate(tensor.shape):
@@ -127,7 +127,7 @@ class PaddedExecutable(Executable):
         inner: XlaExecutable,
         graph: Graph,
         numbers: Sequence[Size],
-        outlines: Sequence[Outline],
+        outlines: Sequence[ValidRegion],
     ):
         self._inner = inner
         self._outlines = outlines
@@ -190,7 +190,7 @@ class PaddedExecutable(Executable):
     @classmethod
     def load(
         cls,
-        device: Device,
+        device: PjrtDevice,
         graph: Graph,
         complete: Graph,
         numbers: Sequence[Size],
@@ -203,7 +203,7 @@ class PaddedExecutable(Executable):
         """
         try:
             outlines = [
-                Outline(tuple(o["grid"]), tuple(o["places"]), o["merged"])
+                ValidRegion(tuple(o["grid"]), tuple(o["places"]), o["merged"])
                 for o in json.loads(parts.pop("outlines"))
             ]
         except (KeyError, TypeError, ValueError) as error:

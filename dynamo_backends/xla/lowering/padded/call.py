@@ -106,7 +106,7 @@ class Operand:
 
 
 class PaddedCall:
-    """See the module's docstring.
+    """Gives a padding rule one call: operands with extents, masks, and its lowering.
 
     Args:
         node: The call.
@@ -233,7 +233,7 @@ class PaddedCall:
 
 
 def elementwise(call: PaddedCall) -> Placed:
-    """Returns the rule of elementwise operators: garbage stays where it is."""
+    """Applies an elementwise call to padded operands; padding may hold garbage."""
     nodes = call.node.all_input_nodes
     placed = call.agreed(*(call.operand(n).extents for n in nodes))
     result = call.run_aligned({n: call.operand(n).aligned(placed) for n in nodes})

@@ -15,7 +15,7 @@ from dynamo_backends.graph.sizes import Size
 
 @dataclass(frozen=True)
 class Factor:
-    """A range of positions, of which a prefix is valid.
+    """Describes one factor of a padded dimension: its bound and its valid size.
 
     Attributes:
         bound: How many positions there are.
@@ -59,8 +59,8 @@ def is_padded(extent: Extent) -> bool:
     return any(f.size is not None for f in extent)
 
 
-def bounded(extent: Extent) -> int:
-    """Returns the size of a dimension as it was before it was known what was merged in it."""
+def size_from_extent(extent: Extent) -> int:
+    """Returns a dimension's size: symbolic if its valid size depends on symbols."""
     expression = expression_of(extent)
     if not expression.free_symbols:
         return bound_of(extent)
@@ -73,17 +73,17 @@ def padded_dims(extents: Extents) -> list[int]:
 
 
 def bound_of(extent: Extent) -> int:
-    """Returns how many positions a dimension has."""
+    """Returns the padded size of a dimension."""
     return math.prod(f.bound for f in extent)
 
 
 def expression_of(extent: Extent) -> sympy.Expr:
-    """Returns how many positions of a dimension are valid."""
+    """Returns the valid size of a dimension as a sympy expression."""
     return sympy.expand(sympy.prod([f.expression for f in extent]))
 
 
 def merged(factors: Sequence[Factor]) -> Extent:
-    """Returns one dimension of several factors, in the form in which equal ones are equal.
+    """Merges the factors of one dimension to canonical form.
 
     A prefix of a dimension merged with all of one inside it is a prefix of the result.
     """

@@ -13,7 +13,7 @@ from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering, conform
 from dynamo_backends.xla.lowering.padded.call import Operand, PaddedCall
 from dynamo_backends.xla.lowering.padded.extents import Extents, bound_of, extents_of, is_padded
-from dynamo_backends.xla.lowering.padded.registry import declared
+from dynamo_backends.xla.lowering.padded.registry import find_padding_rule
 from dynamo_backends.xla.lowering.padded.validity import Validity
 
 
@@ -56,7 +56,7 @@ class PaddedLowering(GraphLowering):
             value = node.meta["val"]
             self._extents[node] = _static(value)
             return super()._call(node)
-        row = declared(node.target)
+        row = find_padding_rule(node.target)
         if row is None:
             raise NotPaddedError(str(node.target), "it does not say how it treats padding")
         call = PaddedCall(node, self._operand, self._lowered(node), self._validity)

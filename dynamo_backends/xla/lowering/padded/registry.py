@@ -20,8 +20,8 @@ Rule = Callable[[PaddedCall], Placed]
 
 
 @dataclass(frozen=True)
-class Declared:
-    """A row of the table.
+class PaddingRuleEntry:
+    """Holds a padding rule and the arguments in which it accepts symbolic sizes.
 
     Attributes:
         rule: The rule.
@@ -33,32 +33,32 @@ class Declared:
     shapes: frozenset[str]
 
 
-_RULES: dict[str, Declared] = {}
+_RULES: dict[str, PaddingRuleEntry] = {}
 
 
-def pads(*names: str, shapes: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
-    """Registers how the ATen overloads called `names` treat padded positions.
+def register_padding_rule(*names: str, shapes: tuple[str, ...] = ()) -> Callable[[Rule], Rule]:
+    """Registers a padding rule for the ATen overloads called `names`.
 
     Args:
         names: As for `lowers`.
-        shapes: See `Declared`.
+        shapes: See `PaddingRuleEntry`.
     """
 
     def register(rule: Rule) -> Rule:
         for name in names:
             if name in _RULES:
                 raise ValueError(f"{name} already has a rule for padded positions")
-            _RULES[name] = Declared(rule, frozenset(shapes))
+            _RULES[name] = PaddingRuleEntry(rule, frozenset(shapes))
         return rule
 
     return register
 
 
-_ELEMENTWISE = Declared(elementwise, frozenset())
+_ELEMENTWISE = PaddingRuleEntry(elementwise, frozenset())
 
 
-def declared(target: Any) -> Declared | None:
-    """Returns how an operator treats padded positions; None: it does not say.
+def find_padding_rule(target: Any) -> PaddingRuleEntry | None:
+    """Returns the padding rule of an ATen overload; None if it has none.
 
     Args:
         target: An overload. Elementwise operators need not say anything.

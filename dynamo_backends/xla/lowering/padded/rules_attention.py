@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 
 
 def _mask(call: PaddedCall, name: str) -> jax.Array | None:
@@ -34,7 +34,7 @@ def _whole_features(call: PaddedCall) -> None:
         raise call.refuse("queries, keys and values are padded differently")
 
 
-@pads("_scaled_dot_product_flash_attention_for_cpu.default")
+@register_padding_rule("_scaled_dot_product_flash_attention_for_cpu.default")
 def flash_attention_for_cpu(call: PaddedCall) -> Placed:
     _whole_features(call)
     q, k, v = call["query"], call["key"], call["value"]

@@ -5,7 +5,7 @@ On both sides, since 0 × NaN is NaN.
 
 from dynamo_backends.xla.lowering.padded.call import Operand, PaddedCall, Placed
 from dynamo_backends.xla.lowering.padded.extents import Extents
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 
 
 def _product(call: PaddedCall, left: str, right: str) -> Placed:
@@ -27,37 +27,37 @@ def _product(call: PaddedCall, left: str, right: str) -> Placed:
     return call.run(**given), result
 
 
-@pads("mm.default", "bmm.default", "mm.dtype", "bmm.dtype")
+@register_padding_rule("mm.default", "bmm.default", "mm.dtype", "bmm.dtype")
 def mm(call: PaddedCall) -> Placed:
     return _product(call, "self", "mat2")
 
 
-@pads("mv.default")
+@register_padding_rule("mv.default")
 def mv(call: PaddedCall) -> Placed:
     return _product(call, "self", "vec")
 
 
-@pads("addmm.default", "addmm.dtype", "_addmm_activation.default")
+@register_padding_rule("addmm.default", "addmm.dtype", "_addmm_activation.default")
 def addmm(call: PaddedCall) -> Placed:
     return _product(call, "mat1", "mat2")
 
 
-@pads("addmv.default")
+@register_padding_rule("addmv.default")
 def addmv(call: PaddedCall) -> Placed:
     return _product(call, "mat", "vec")
 
 
-@pads("baddbmm.default", "baddbmm.dtype")
+@register_padding_rule("baddbmm.default", "baddbmm.dtype")
 def baddbmm(call: PaddedCall) -> Placed:
     return _product(call, "batch1", "batch2")
 
 
-@pads("dot.default", "vdot.default")
+@register_padding_rule("dot.default", "vdot.default")
 def dot(call: PaddedCall) -> Placed:
     return _product(call, "self", "other" if call.get("other") else "tensor")
 
 
-@pads("linear.default")
+@register_padding_rule("linear.default")
 def linear(call: PaddedCall) -> Placed:
     x: Operand = call["input"]
     call.need_whole("weight")

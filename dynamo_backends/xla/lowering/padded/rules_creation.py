@@ -4,10 +4,10 @@ import jax.numpy as jnp
 
 from dynamo_backends.graph.sizes import Size
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 
 
-@pads(
+@register_padding_rule(
     "full.default",
     "zeros.default",
     "ones.default",
@@ -22,12 +22,12 @@ def filled(call: PaddedCall) -> Placed:
     return call.run(), call.fresh()
 
 
-@pads("arange.default", "arange.start", "arange.start_step", shapes=("end",))
+@register_padding_rule("arange.default", "arange.start", "arange.start_step", shapes=("end",))
 def arange(call: PaddedCall) -> Placed:
     return call.run(), call.fresh()
 
 
-@pads("scalar_tensor.default", shapes=("s",))
+@register_padding_rule("scalar_tensor.default", shapes=("s",))
 def scalar_tensor(call: PaddedCall) -> Placed:
     value = call.value("s")
     return jnp.asarray(call.number(value)) if isinstance(value, Size) else call.run(), ()

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dynamo_backends.xla.lowering.batch_norm import Real
+from dynamo_backends.xla.lowering.batch_norm import ValidElements
 from dynamo_backends.xla.lowering.padded.call import Operand, PaddedCall, Placed
 from dynamo_backends.xla.lowering.padded.extents import Extents, bound_of
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 from dynamo_backends.xla.lowering.padded.rules_reduction import lowest
-from dynamo_backends.xla.lowering.values import logical
+from dynamo_backends.xla.lowering.values import to_logical_array
 
 
 def _spatial(call: PaddedCall, name: str, rank: int) -> list[int]:
@@ -29,7 +29,7 @@ def _rest(call: PaddedCall, leading: Extents, index: int | None = None) -> Exten
     return (*leading, *call.fresh(index)[len(leading) :])
 
 
-@pads("convolution.default", "_convolution.default")
+@register_padding_rule("convolution.default", "_convolution.default")
 def convolution(call: PaddedCall) -> Placed:
     """Returns what is beyond the real ends of an image is zero, as a convolution's own padding."""
     call.need_whole("weight")
@@ -42,7 +42,7 @@ def _rank(call: PaddedCall) -> int:
     return 2 if "pool2d" in str(call.node.target) else 3
 
 
-@pads("avg_pool2d.default", "avg_pool3d.default")
+@register_padding_rule("avg_pool2d.default", "avg_pool3d.default")
 def average_pool(call: PaddedCall) -> Placed:
     x, dims = call["self"], _spatial(call, "self", _rank(call))
     if x.is_padded(dims):
@@ -60,21 +60,21 @@ def _need_equal_divisors(call: PaddedCall) -> None:
         raise call.refuse("windows at the end average fewer elements")
 
 
-@pads("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
+@register_padding_rule("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")
 def adaptive_pool(call: PaddedCall) -> Placed:
     x, rank = call["self"], _rank(call)
     call.need_whole("self", range(x.ndim - rank, x.ndim))
     return call.run(), _rest(call, x.extents[: x.ndim - rank])
 
 
-@pads("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
+@register_padding_rule("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def max_pool(call: PaddedCall) -> Placed:
     x, dims = call["self"], _spatial(call, "self", _rank(call))
     values, places = call.run(self=x.masked(dims, lowest))
     if x.is_padded(dims):
         bounds = [bound_of(x.extents[d]) for d in dims]
         real = [call.validity.count(x.extents[d]) for d in dims]
-        places = _counted_by(logical(places), bounds, real)
+        places = _counted_by(to_logical_array(places), bounds, real)
     leading = x.extents[: dims[0]]
     return (values, places), (_rest(call, leading, 0), _rest(call, leading, 1))
 
@@ -89,7 +89,7 @@ def _counted_by(places: jax.Array, sizes: Sequence[Any], wanted: Sequence[Any]) 
     return result
 
 
-@pads("_native_batch_norm_legit_no_training.default")
+@register_padding_rule("_native_batch_norm_legit_no_training.default")
 def batch_norm(call: PaddedCall) -> Placed:
     """With running statistics: elementwise."""
     x = call["input"]
@@ -105,10 +105,10 @@ def _training_batch_norm(call: PaddedCall, x: Operand) -> Any:
     if valid is None:
         return call.run()
     count = jnp.asarray(math.prod(call.validity.count(x.extents[d]) for d in over))
-    return call.run(real=Real(valid, count))
+    return call.run(real=ValidElements(valid, count))
 
 
-@pads(
+@register_padding_rule(
     "_native_batch_norm_legit_functional.default",
     "_native_batch_norm_legit.no_stats",
     "_batch_norm_with_update_functional.default",
@@ -124,7 +124,7 @@ def batch_norm_in_training(call: PaddedCall) -> Placed:
     return result, (x.extents, *(call.fresh(i) for i in range(1, len(result))))
 
 
-@pads("native_group_norm.default", shapes=("N",))
+@register_padding_rule("native_group_norm.default", shapes=("N",))
 def group_norm(call: PaddedCall) -> Placed:
     x = call["input"]
     call.need_whole("input", range(1, x.ndim))

@@ -7,16 +7,16 @@ from torch import fx
 
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
 from dynamo_backends.xla.lowering.padded.extents import Extents, bound_of
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 
 
-@pads("embedding.default")
+@register_padding_rule("embedding.default")
 def embedding(call: PaddedCall) -> Placed:
     call.need_whole("weight")
     return call.run(), (*call["indices"].extents, *call["weight"].extents[1:])
 
 
-@pads("index.Tensor", "_unsafe_index.Tensor")
+@register_padding_rule("index.Tensor", "_unsafe_index.Tensor")
 def index(call: PaddedCall) -> Placed:
     """Negative indices count from the real end."""
     x = call["self"]
@@ -41,7 +41,7 @@ def index(call: PaddedCall) -> Placed:
     return call.run(indices=read), result
 
 
-@pads("index_put.default", "_unsafe_index_put.default")
+@register_padding_rule("index_put.default", "_unsafe_index_put.default")
 def index_put(call: PaddedCall) -> Placed:
     """Indices in the padding are beyond the end, where nothing is written."""
     x, given = call["self"], list(call.value("indices"))
@@ -64,7 +64,7 @@ def index_put(call: PaddedCall) -> Placed:
     return call.run(indices=given), x.extents
 
 
-@pads("index_select.default")
+@register_padding_rule("index_select.default")
 def index_select(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     if x.ndim == 0 or len(x.extents[d]) > 1:
@@ -73,7 +73,7 @@ def index_select(call: PaddedCall) -> Placed:
     return call.run(), (*x.extents[:d], read[0] if read else (), *x.extents[d + 1 :])
 
 
-@pads("gather.default")
+@register_padding_rule("gather.default")
 def gather(call: PaddedCall) -> Placed:
     x, indices, d = call["self"], call["index"], call.dim("self")
     _need_same_rows(call, "index", d)
@@ -82,7 +82,7 @@ def gather(call: PaddedCall) -> Placed:
     return call.run(), indices.extents
 
 
-@pads("scatter.value", "scatter.src", "scatter_add.default")
+@register_padding_rule("scatter.value", "scatter.src", "scatter_add.default")
 def scatter(call: PaddedCall) -> Placed:
     """Scatters each row's own values; what is written in the padding stays there."""
     x, d = call["self"], call.dim("self")

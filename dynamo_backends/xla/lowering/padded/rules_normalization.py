@@ -1,11 +1,11 @@
 """Softmax, and normalisation over layers."""
 
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 from dynamo_backends.xla.lowering.padded.rules_reduction import lowest
 
 
-@pads("_softmax.default", "_log_softmax.default")
+@register_padding_rule("_softmax.default", "_log_softmax.default")
 def softmax(call: PaddedCall) -> Placed:
     x = call["self"]
     return call.run(self=x.masked(call.axes("self", "dim"), lowest)), x.extents
@@ -20,14 +20,14 @@ def _normalised(call: PaddedCall) -> int:
     return outer
 
 
-@pads("native_layer_norm.default")
+@register_padding_rule("native_layer_norm.default")
 def layer_norm(call: PaddedCall) -> Placed:
     x, outer = call["input"], _normalised(call)
     kept = x.without(range(outer, x.ndim), keepdim=True)
     return call.run(), (x.extents, kept, kept)
 
 
-@pads("_fused_rms_norm.default")
+@register_padding_rule("_fused_rms_norm.default")
 def rms_norm(call: PaddedCall) -> Placed:
     x, outer = call["input"], _normalised(call)
     return call.run(), (x.extents, x.without(range(outer, x.ndim), keepdim=True))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.padded.call import Neutral, PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 from dynamo_backends.xla.lowering.reduction import widen
 
 
@@ -49,7 +49,7 @@ def _name(call: PaddedCall) -> str:
     return str(call.node.target).removeprefix("aten.")
 
 
-@pads(*_NEUTRAL)
+@register_padding_rule(*_NEUTRAL)
 def reduce(call: PaddedCall) -> Placed:
     x = call["self"]
     over = call.axes("self", "dim")
@@ -59,7 +59,7 @@ def reduce(call: PaddedCall) -> Placed:
     return call.run(self=masked), x.without(over, bool(call.value("keepdim")))
 
 
-@pads("logsumexp.default")
+@register_padding_rule("logsumexp.default")
 def logsumexp(call: PaddedCall) -> Placed:
     """Reduces integers as floating-point numbers, since no integer is low enough."""
     x, over = call["self"], call.axes("self", "dim")
@@ -68,7 +68,7 @@ def logsumexp(call: PaddedCall) -> Placed:
     return call.run(self=x.masked(over, lowest)), x.without(over, bool(call.value("keepdim")))
 
 
-@pads("mean.default", "mean.dim")
+@register_padding_rule("mean.default", "mean.dim")
 def mean(call: PaddedCall) -> Placed:
     x = call["self"]
     over = call.axes("self", "dim")
@@ -83,7 +83,9 @@ def mean(call: PaddedCall) -> Placed:
     return total / _count(call, over).astype(total.dtype), placed
 
 
-@pads("var.correction", "std.correction", "var_mean.correction", "std_mean.correction")
+@register_padding_rule(
+    "var.correction", "std.correction", "var_mean.correction", "std_mean.correction"
+)
 def variance(call: PaddedCall) -> Placed:
     x = call["self"]
     over, keepdim = call.axes("self", "dim"), bool(call.value("keepdim"))
@@ -114,9 +116,9 @@ def _count(call: PaddedCall, over: Sequence[int]) -> jax.Array:
     return jnp.asarray(math.prod(call.validity.count(extents[d]) for d in over))
 
 
-@pads("argmax.default", "argmin.default", "max.dim", "min.dim")
+@register_padding_rule("argmax.default", "argmin.default", "max.dim", "min.dim")
 def place_of_extreme(call: PaddedCall) -> Placed:
-    """Returns the first of several extremes, which is not in the padding."""
+    """Handles padding for argmax, argmin, max.dim and min.dim."""
     x, name = call["self"], _name(call)
     if call.value("dim") is None:
         call.need_whole("self")
@@ -128,14 +130,14 @@ def place_of_extreme(call: PaddedCall) -> Placed:
     return result, placed if name.startswith("arg") else (placed, placed)
 
 
-@pads("cumsum.default", "cumprod.default", "logcumsumexp.default")
+@register_padding_rule("cumsum.default", "cumprod.default", "logcumsumexp.default")
 def cumulative(call: PaddedCall) -> Placed:
     neutral: Neutral = {"cumsum": 0, "cumprod": 1}.get(_name(call).partition(".")[0], lowest)
     x = call["self"]
     return call.run(self=x.masked([call.dim("self")], neutral)), x.extents
 
 
-@pads("cummax.default", "cummin.default")
+@register_padding_rule("cummax.default", "cummin.default")
 def running_extreme(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     if x.ndim and len(x.extents[d]) > 1:
@@ -143,7 +145,7 @@ def running_extreme(call: PaddedCall) -> Placed:
     return call.run(), (x.extents, x.extents)
 
 
-@pads("linalg_vector_norm.default")
+@register_padding_rule("linalg_vector_norm.default")
 def vector_norm(call: PaddedCall) -> Placed:
     """Zeros add nothing to a norm whose order is positive."""
     x, over = call["self"], call.axes("self", "dim")

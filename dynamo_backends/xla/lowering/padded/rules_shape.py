@@ -9,15 +9,15 @@ from dynamo_backends.xla.lowering.padded.extents import (
     Extent,
     Extents,
     bound_of,
-    bounded,
     extents_of,
     merged,
     reshaped,
+    size_from_extent,
 )
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 
 
-@pads(
+@register_padding_rule(
     "view.default",
     "_unsafe_view.default",
     "reshape.default",
@@ -38,19 +38,19 @@ def reshape(call: PaddedCall) -> Placed:
         return call.run(), placed
     # One of the two may not know that it was merged of what the other has.
     placed = extents_of(sizes)
-    merged_as = reshaped(placed, [bounded(e) for e in x.extents])
+    merged_as = reshaped(placed, [size_from_extent(e) for e in x.extents])
     if merged_as is None:
         raise call.refuse("it is not a view that merges or splits whole dimensions")
     return call.run(self=x.aligned(merged_as).array), placed
 
 
-@pads("permute.default", "permute_copy.default")
+@register_padding_rule("permute.default", "permute_copy.default")
 def permute(call: PaddedCall) -> Placed:
     x = call["self"]
     return call.run(), tuple(x.extents[d] for d in call.value("dims"))
 
 
-@pads("transpose.int", "transpose_copy.int")
+@register_padding_rule("transpose.int", "transpose_copy.int")
 def transpose(call: PaddedCall) -> Placed:
     extents = list(call["self"].extents)
     a, b = call.dim("self", "dim0"), call.dim("self", "dim1")
@@ -59,12 +59,12 @@ def transpose(call: PaddedCall) -> Placed:
     return call.run(), tuple(extents)
 
 
-@pads("t.default", "t_copy.default")
+@register_padding_rule("t.default", "t_copy.default")
 def t(call: PaddedCall) -> Placed:
     return call.run(), call["self"].extents[::-1]
 
 
-@pads("expand.default", "expand_copy.default", shapes=("size",))
+@register_padding_rule("expand.default", "expand_copy.default", shapes=("size",))
 def expand(call: PaddedCall) -> Placed:
     fresh = call.fresh()
     own = call["self"].extents
@@ -72,7 +72,7 @@ def expand(call: PaddedCall) -> Placed:
     return call.run(), tuple(e or f for e, f in zip(own, fresh, strict=True))
 
 
-@pads("slice.Tensor", "slice_copy.Tensor", shapes=("end",))
+@register_padding_rule("slice.Tensor", "slice_copy.Tensor", shapes=("end",))
 def slice_(call: PaddedCall) -> Placed:
     """Slices; what is left beyond the real end, from which negative numbers count, is padding."""
     x, d = call["self"], call.dim("self")
@@ -89,7 +89,7 @@ def slice_(call: PaddedCall) -> Placed:
     return lax.dynamic_slice_in_dim(x.array, begin, size, d), placed
 
 
-@pads("select.int", "select_copy.int")
+@register_padding_rule("select.int", "select_copy.int")
 def select(call: PaddedCall) -> Placed:
     """Negative indices count from the real end."""
     x, d = call["self"], call.dim("self")
@@ -105,7 +105,7 @@ def select(call: PaddedCall) -> Placed:
     return lax.dynamic_index_in_dim(x.array, place, d, keepdims=False), placed
 
 
-@pads("cat.default")
+@register_padding_rule("cat.default")
 def cat(call: PaddedCall) -> Placed:
     """Along a dimension that varies each part begins at the real end of the one before it."""
     parts = [call.operand(n) for n in call.value("tensors")]
@@ -125,7 +125,7 @@ def cat(call: PaddedCall) -> Placed:
     return joined, placed
 
 
-@pads("stack.default")
+@register_padding_rule("stack.default")
 def stack(call: PaddedCall) -> Placed:
     parts = [call.operand(n) for n in call.value("tensors")]
     d = (call.value("dim") or 0) % (parts[0].ndim + 1)
@@ -134,7 +134,7 @@ def stack(call: PaddedCall) -> Placed:
     return call.run(), tuple(placed)
 
 
-@pads(
+@register_padding_rule(
     "split.Tensor",
     "split_copy.Tensor",
     "unsafe_split.Tensor",
@@ -149,14 +149,14 @@ def split(call: PaddedCall) -> Placed:
     return call.run(), tuple(_with(x.extents, d, call.fresh(i)[d]) for i in range(count))
 
 
-@pads("unbind.int", "unbind_copy.int")
+@register_padding_rule("unbind.int", "unbind_copy.int")
 def unbind(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     call.need_whole("self", [d])
     return call.run(), (x.without([d]),) * len(call.node.meta["val"])
 
 
-@pads("tril.default", "triu.default")
+@register_padding_rule("tril.default", "triu.default")
 def triangle(call: PaddedCall) -> Placed:
     x = call["self"]
     if any(len(e) > 1 for e in x.extents[-2:]):
@@ -164,7 +164,7 @@ def triangle(call: PaddedCall) -> Placed:
     return call.run(), x.extents
 
 
-@pads("flip.default")
+@register_padding_rule("flip.default")
 def flip(call: PaddedCall) -> Placed:
     """From the real end to the start."""
     x = call["self"]
@@ -178,7 +178,7 @@ def flip(call: PaddedCall) -> Placed:
     return (array if any(map(x.is_padded, ([d] for d in dims))) else call.run()), x.extents
 
 
-@pads("roll.default", shapes=("shifts",))
+@register_padding_rule("roll.default", shapes=("shifts",))
 def roll(call: PaddedCall) -> Placed:
     """Returns what leaves at the real end comes in at the start."""
     x = call["self"]
@@ -195,7 +195,7 @@ def roll(call: PaddedCall) -> Placed:
     return array, x.extents
 
 
-@pads("repeat.default", shapes=("repeats",))
+@register_padding_rule("repeat.default", shapes=("repeats",))
 def repeat(call: PaddedCall) -> Placed:
     """Repeats: each dimension becomes a grid of its repetitions and itself."""
     own, times = call["self"].extents, extents_of(call.value("repeats"))
@@ -203,7 +203,7 @@ def repeat(call: PaddedCall) -> Placed:
     return call.run(), tuple(merged((*n, *e)) for n, e in zip(times, own, strict=True))
 
 
-@pads("constant_pad_nd.default")
+@register_padding_rule("constant_pad_nd.default")
 def constant_pad(call: PaddedCall) -> Placed:
     x, fresh = call["self"], call.fresh()
     pad = call.value("pad")

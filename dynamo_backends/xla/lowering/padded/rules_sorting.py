@@ -9,16 +9,16 @@ from typing import Any
 import jax.numpy as jnp
 
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
-from dynamo_backends.xla.lowering.padded.registry import pads
+from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 from dynamo_backends.xla.lowering.padded.rules_reduction import highest, lowest
 
 
-def last(dtype: Any) -> Any:
-    """Returns the key that comes last in ascending order: torch sorts NaN behind infinity."""
+def last_sort_key(dtype: Any) -> Any:
+    """Returns the value that sorts last in ascending order: NaN, or the largest integer."""
     return math.nan if jnp.issubdtype(dtype, jnp.floating) else highest(dtype)
 
 
-@pads(
+@register_padding_rule(
     "sort.default",
     "sort.stable",
     "argsort.default",
@@ -31,7 +31,7 @@ def sort(call: PaddedCall) -> Placed:
     if x.ndim and len(x.extents[d]) > 1:
         raise call.refuse("it counts places in dimensions that were merged")
     falls = call.value("largest" if "topk" in str(call.node.target) else "descending")
-    result = call.run(self=x.masked([d] if x.ndim else [], lowest if falls else last))
+    result = call.run(self=x.masked([d] if x.ndim else [], lowest if falls else last_sort_key))
     placed = x.extents
     if "topk" in str(call.node.target) and x.ndim:
         placed = (*placed[:d], call.fresh(0)[d], *placed[d + 1 :])

@@ -12,7 +12,7 @@ from dynamo_backends.xla.lowering.padded.extents import Extent, Extents, Factor,
 
 
 class Validity:
-    """The real sizes of a call, and what follows from them.
+    """Computes masks of the valid positions from the run-time sizes of a call.
 
     Args:
         numbers: The real sizes, an array of integers.

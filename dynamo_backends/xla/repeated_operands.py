@@ -34,8 +34,8 @@ _REDUCING = frozenset(
 ) | {"argmax", "argmin", "reduce"}
 
 
-def drop_repeated(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same program; no product has a second operand that is the same for all of its batch.
+def unbatch_repeated_operands(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
+    """Rewrites batched products whose right operand repeats to one unbatched product.
 
     Equations that nobody reads any more are left for the next pass to drop.
     """
@@ -44,7 +44,7 @@ def drop_repeated(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
     eqns: list[Any] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general" and _is_repeated(eqn, same):
-            eqns += in_place_of(eqn, _without_batch(eqn))
+            eqns += trace_replacement_eqns(eqn, _without_batch(eqn))
         else:
             eqns.append(eqn)
     return core.ClosedJaxpr(jaxpr.replace(eqns=eqns), program.consts)
@@ -188,8 +188,8 @@ def _reshaped(source: Sequence[int], shape: Sequence[int], known: Collection[int
     return found
 
 
-def in_place_of(eqn: Any, function: Callable[..., jax.Array]) -> list[Any]:
-    """Returns the equations of a function that computes what an equation does, with its variables.
+def trace_replacement_eqns(eqn: Any, function: Callable[..., jax.Array]) -> list[Any]:
+    """Traces a function to equations that replace `eqn`, with its inputs and outputs.
 
     Args:
         eqn: Has one result.

@@ -17,8 +17,8 @@ _PLACED = frozenset({Role.PARAMETER, Role.BUFFER})
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The options and devices by which graphs are spread over a mesh.
+class MeshPlacements:
+    """Holds a mesh with the placements of weights and batch for inference.
 
     Attributes:
         mesh: The mesh.
@@ -78,8 +78,10 @@ def _is_called(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name.partition(".")[2], pattern)
 
 
-def spread_of(mesh: Any, placements: Mapping[Any, Any], batch: Any) -> Spread | None:
-    """Returns what options say; None: no mesh. What is in plain numbers already is taken as it is.
+def parse_mesh_options(
+    mesh: Any, placements: Mapping[Any, Any], batch: Any
+) -> MeshPlacements | None:
+    """Parses the options `mesh`, `placements` and `batch_placements`; None: no mesh.
 
     Raises:
         OptionError: One is not valid.
@@ -95,8 +97,8 @@ def spread_of(mesh: Any, placements: Mapping[Any, Any], batch: Any) -> Spread | 
         for pattern, given in placements.items()
     }
     if not batch:
-        return Spread(made, placed, default_batch(made, placed))
-    return Spread(made, placed, _plain(batch, made, "batch_placements"))
+        return MeshPlacements(made, placed, default_batch(made, placed))
+    return MeshPlacements(made, placed, _plain(batch, made, "batch_placements"))
 
 
 def _plain(given: Any, mesh: Mesh, what: str) -> Placement:

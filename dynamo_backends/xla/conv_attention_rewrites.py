@@ -18,8 +18,8 @@ from dynamo_backends.graph.propagate import Inference
 aten = torch.ops.aten
 
 
-def scale_late(graph: Graph) -> bool:
-    """Replaces conv(x, w * scale, shift) by conv(x, w) * scale + shift, in place.
+def move_scale_after_conv(graph: Graph) -> bool:
+    """Rewrites conv(x, w * scale, shift) to conv(x, w) * scale + shift, in place.
 
     Only where w is a frozen weight with one tap, and scale has one number per output channel.
 
@@ -84,8 +84,8 @@ _REPETITION = (
 """The last call first."""
 
 
-def share_heads(graph: Graph) -> None:
-    """Gives attention the keys and values that were repeated; the graph is changed."""
+def undo_repeated_kv_heads(graph: Graph) -> None:
+    """Rewrites attention on repeated K/V heads to grouped-query attention, in place."""
     changed = False
     for node in graph.calls:
         if not isinstance(node.target, OpOverload) or not _is_attention(node.target):

@@ -5,12 +5,12 @@
 Inputs are ``(N, *spatial, C)``, weights have torch's layout, any number of spatial dimensions.
 """
 
-from dynamo_backends.xla.lowering.convolution_dense import ConvolutionProgram
+from dynamo_backends.xla.lowering.convolution_algorithms import ConvolutionAlgorithm
 from dynamo_backends.xla.lowering.convolution_rules import (
     PROGRAMS,
     RULES,
     Rule,
-    choose,
+    choose_algorithm,
     choose_rule,
     convolve,
 )
@@ -22,9 +22,9 @@ __all__ = [
     "PROGRAMS",
     "RULES",
     "ConvShape",
-    "ConvolutionProgram",
+    "ConvolutionAlgorithm",
     "Rule",
-    "choose",
+    "choose_algorithm",
     "choose_rule",
     "convolve",
     "convolve_transposed",

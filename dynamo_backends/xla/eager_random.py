@@ -56,7 +56,7 @@ _KINDS: Mapping[OpOverload, _Kind] = {
 
 @dataclass(frozen=True)
 class SingleDraw:
-    """One call that draws.
+    """Holds the arguments of one random operator with its seed.
 
     Attributes:
         given: The arguments of `SEEDED_DRAW`, with a seed that torch's generator gave.
@@ -70,7 +70,7 @@ class SingleDraw:
 def single_draw(
     func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> SingleDraw | None:
-    """Returns a call as a device makes it; None: the host has to draw, and nothing was drawn.
+    """Converts a random operator to a seeded draw on the device; None: run on the host.
 
     Args:
         func: The overload.

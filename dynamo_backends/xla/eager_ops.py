@@ -24,13 +24,14 @@ from dynamo_backends.graph.random import is_random
 from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.device_tensor import DeviceTensor, handle_of
 from dynamo_backends.runtime.device_values import fills_storage, value_of
-from dynamo_backends.xla import _jaxlib, residents
-from dynamo_backends.xla.compiler import abstract, from_storage, to_storage
+from dynamo_backends.xla import _jaxlib
+from dynamo_backends.xla import device_arrays as residents
+from dynamo_backends.xla.compiler import from_storage, to_shape_dtype_struct, to_storage
 from dynamo_backends.xla.dtypes import is_supported
+from dynamo_backends.xla.eager_random import single_draw
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering
-from dynamo_backends.xla.runtime import Device
-from dynamo_backends.xla.single_draws import single_draw
+from dynamo_backends.xla.runtime import PjrtDevice
 
 aten = torch.ops.aten
 
@@ -48,8 +49,8 @@ _HOST_ONLY = frozenset(
 )
 
 
-class SingleCalls:
-    """Runs operators on a device.
+class EagerOpRunner:
+    """Runs single ATen operators on a device as small cached XLA programs.
 
     Args:
         device: The device.
@@ -59,7 +60,7 @@ class SingleCalls:
 
     def __init__(
         self,
-        device: Device,
+        device: PjrtDevice,
         lookup: Callable[[Any], Any],
         table: Mapping[Any, Callable[..., Any]],
     ):
@@ -266,7 +267,7 @@ class _Program:
         name: Name of the operator, for errors.
     """
 
-    def __init__(self, device: Device, call: _Call, name: str):
+    def __init__(self, device: PjrtDevice, call: _Call, name: str):
         self._device = device
         self._inputs = call.inputs
         self._is_single = call.is_single
@@ -298,15 +299,15 @@ class _Program:
             avals = [
                 jax.ShapeDtypeStruct((), jnp.float64, weak_type=True)
                 if importer is None
-                else abstract(fake, importer.storage)
+                else to_shape_dtype_struct(fake, importer.storage)
                 for fake, importer in zip(call.fakes, self._importers, strict=True)
             ]
             traced = jax.jit(program, keep_unused=True).trace(*avals)
             module = _jaxlib.bytecode(traced.lower(lowering_platforms=(device.platform,)))
             executable = _jaxlib.compile_program(device.client, device.handle, module)
-        return _jaxlib.caller(executable, device.handle)
+        return _jaxlib.make_single_device_call(executable, device.handle)
 
-    def __call__(self, owner: SingleCalls, leaves: Sequence[Any]) -> Any:
+    def __call__(self, owner: EagerOpRunner, leaves: Sequence[Any]) -> Any:
         """Runs it.
 
         Args:
@@ -326,9 +327,13 @@ class _Program:
         results = device.execute(self._run, arrays + self._constants)
         if self._is_update:
             target = leaves[self._inputs[0]]
-            residents.write(device, target, self._exporters[0], results[0], self._name)
+            residents.write_to_device_tensor(
+                device, target, self._exporters[0], results[0], self._name
+            )
             return target
-        made = residents.hand_out(device, self._exporters, results, self._dtypes, self._name)
+        made = residents.wrap_device_outputs(
+            device, self._exporters, results, self._dtypes, self._name
+        )
         handles = list(map(handle_of, made))
         return handles[0] if self._is_single else tuple(handles)
 

@@ -50,8 +50,10 @@ class ArrayHome(Home, Protocol):
         """Launches a program on the device."""
 
 
-def take_in(home: ArrayHome, importers: Sequence[Importer], tensors: Sequence[Tensor]) -> list[Any]:
-    """Arrays for a program's inputs; what is on the device already is not moved.
+def to_device_arrays(
+    home: ArrayHome, importers: Sequence[Importer], tensors: Sequence[Tensor]
+) -> list[Any]:
+    """Returns device arrays for a program's inputs, uploading those that are elsewhere.
 
     Args:
         home: The device.
@@ -72,7 +74,7 @@ def _take_in(home: ArrayHome, importer: Importer, tensor: Tensor) -> Any:
     if fills_storage(handle) and seen.is_contiguous():
         array = value.send(handle, importer.dense_shape)
         if array.shape != importer.dense_shape:
-            array = reshaped(home, array, handle.dtype, importer.dense_shape)
+            array = reshape_on_device(home, array, handle.dtype, importer.dense_shape)
             value.array = array if value.array is not None else None
         return array
     is_plain = not (seen.is_conj() or seen.is_neg())
@@ -84,14 +86,14 @@ def _take_in(home: ArrayHome, importer: Importer, tensor: Tensor) -> Any:
     return home.execute(run, [base])[0]
 
 
-def hand_out(
+def wrap_device_outputs(
     home: Home,
     exporters: Sequence[Exporter],
     arrays: Sequence[Any],
     dtypes: Sequence[torch.dtype],
     origin: str = "",
 ) -> list[Tensor]:
-    """Results that stay on the device, with the strides that torch promises.
+    """Wraps device arrays as tensors with the strides that torch promises.
 
     Args:
         home: The device.
@@ -109,8 +111,10 @@ def hand_out(
     return results
 
 
-def write(home: ArrayHome, target: Tensor, export: Exporter, array: Any, origin: str) -> None:
-    """Writes a result to a tensor that lives on the device.
+def write_to_device_tensor(
+    home: ArrayHome, target: Tensor, export: Exporter, array: Any, origin: str
+) -> None:
+    """Writes a result array into a tensor that lives on the device.
 
     Args:
         home: The device.
@@ -134,14 +138,14 @@ def write(home: ArrayHome, target: Tensor, export: Exporter, array: Any, origin:
     value.replace(target, home.execute(run, [base, array])[0], origin)
 
 
-def reshaped(home: ArrayHome, array: Any, dtype: torch.dtype, shape: Sequence[int]) -> Any:
-    """Returns an array with the same elements in the same order."""
+def reshape_on_device(home: ArrayHome, array: Any, dtype: torch.dtype, shape: Sequence[int]) -> Any:
+    """Reshapes an array on its device."""
     run = _program(home, _reshape, tuple(array.shape), dtype, tuple(shape))
     return home.execute(run, [array])[0]
 
 
-def duplicated(home: ArrayHome, array: Any, dtype: torch.dtype) -> Any:
-    """Returns a copy in memory of its own, which may be given away."""
+def copy_on_device(home: ArrayHome, array: Any, dtype: torch.dtype) -> Any:
+    """Copies an array on its device, so that the copy can be donated."""
     run = _program(home, _copy, tuple(array.shape), dtype, ())
     return home.execute(run, [array])[0]
 
@@ -213,4 +217,4 @@ def _compiled(
         traced = jax.jit(function).trace(*given)
         module = _jaxlib.bytecode(traced.lower(lowering_platforms=(home.platform,)))
         executable = _jaxlib.compile_program(home.client, home.handle, module)
-    return _jaxlib.caller(executable, home.handle)
+    return _jaxlib.make_single_device_call(executable, home.handle)

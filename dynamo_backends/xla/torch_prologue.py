@@ -139,8 +139,8 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Preparation:
-    """From weights to prepared weights.
+class TorchPrologue:
+    """Prepares weights by running a list of torch instructions, without compilation.
 
     Registers hold the weights first, then the constants, then one result per instruction.
 
@@ -179,7 +179,7 @@ class Preparation:
         return json.dumps([self.constants, instructions, self.outputs]).encode()
 
     @classmethod
-    def load(cls, text: bytes) -> "Preparation":
+    def load(cls, text: bytes) -> "TorchPrologue":
         """Recreates what was dumped.
 
         Raises:
@@ -195,8 +195,8 @@ class Preparation:
         return cls(tuple(map(tuple, constants)), tuple(made), tuple(outputs))
 
 
-def jaxpr_to_instructions(prologue: core.ClosedJaxpr) -> Preparation | None:
-    """Converts the jaxpr of the weights' prologue to instructions that torch runs."""
+def jaxpr_to_torch_prologue(prologue: core.ClosedJaxpr) -> TorchPrologue | None:
+    """Converts a prologue's jaxpr to torch instructions; None if an op has none."""
     jaxpr = prologue.jaxpr
     values = dict(zip(jaxpr.constvars, prologue.consts, strict=True))
     constants: dict[Any, tuple[str, Sequence[int], Sequence[Any]]] = {}
@@ -222,7 +222,7 @@ def jaxpr_to_instructions(prologue: core.ClosedJaxpr) -> Preparation | None:
     for k, (places, (_, name, _, settings)) in enumerate(zip(places_read, calls, strict=True)):
         dead = tuple(sorted({i for i in places if last[i] == k and i not in outputs}))
         instructions.append(Instruction(name, places, settings, dead))
-    found = Preparation(tuple(constants.values()), tuple(instructions), outputs)
+    found = TorchPrologue(tuple(constants.values()), tuple(instructions), outputs)
     return found if _keeps_types(found, jaxpr) else None
 
 
@@ -247,7 +247,7 @@ def _constant(
     return key
 
 
-def _keeps_types(preparation: Preparation, jaxpr: Any) -> bool:
+def _keeps_types(preparation: TorchPrologue, jaxpr: Any) -> bool:
     """Returns whether torch gives results of the shapes and dtypes that the program expects."""
 
     def described(values: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
@@ -270,8 +270,8 @@ Import = Callable[[Tensor], Any]
 """Makes a buffer that shares a tensor's memory, or has a copy of it."""
 
 
-class EqualWeights:
-    """Buffers of prepared weights, known for as long as programs hold them."""
+class PreparedWeightCache:
+    """Shares the buffers of equal prepared weights between programs of this process."""
 
     def __init__(self) -> None:
         self._known: weakref.WeakValueDictionary[Hashable, Any] = weakref.WeakValueDictionary()
@@ -317,5 +317,5 @@ def _bits(buffer: Any) -> Tensor:
     return bits_of(from_dlpack(_jaxlib.export_dlpack(buffer))).view(-1)
 
 
-equal_weights = EqualWeights()
+equal_weights = PreparedWeightCache()
 """Those of this process."""

@@ -9,7 +9,11 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from dynamo_backends.xla.repeated import POINTWISE, drop_repeated, in_place_of
+from dynamo_backends.xla.repeated_operands import (
+    POINTWISE,
+    trace_replacement_eqns,
+    unbatch_repeated_operands,
+)
 
 
 # torch multiplies by the transpose of a linear layer's weight. XLA folds most of these transposes
@@ -48,15 +52,15 @@ def _fold(eqn: Any, producer: dict[core.Var, Any]) -> Any:
 
 
 def simplify_products(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """The same program; its products read what they multiply once, where it is and as it is."""
-    return drop_reshapes(fold_transposes(drop_repeated(program)))
+    """Rewrites matrix products of a jaxpr: no repeats, transposes or needless reshapes."""
+    return drop_reshapes(fold_transposes(unbatch_repeated_operands(program)))
 
 
 Shape = tuple[int, ...]
 
 
 def drop_reshapes(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
-    """Returns the same program; what is pointwise between a reshape and its inverse needs neither.
+    """Removes a reshape and its inverse around pointwise equations.
 
     Equations that nobody reads any more are left for the next pass to drop.
     """
@@ -92,7 +96,9 @@ def drop_reshapes(program: core.ClosedJaxpr) -> core.ClosedJaxpr:
 def _reshaped_after(eqn: Any) -> list[Any]:
     """Returns an equation on operands of another shape, and the reshape of its result."""
     shape = eqn.outvars[0].aval.shape
-    return in_place_of(eqn, lambda *xs: lax.reshape(eqn.primitive.bind(*xs, **eqn.params), shape))
+    return trace_replacement_eqns(
+        eqn, lambda *xs: lax.reshape(eqn.primitive.bind(*xs, **eqn.params), shape)
+    )
 
 
 def _shapes_before(eqns: Sequence[Any]) -> dict[core.Var, Shape]:
@@ -167,7 +173,7 @@ class _Product:
 
 
 def split_skinny(program: core.ClosedJaxpr, threads: int) -> core.ClosedJaxpr:
-    """Returns the same program; large matrices that few rows are multiplied by are read in parts.
+    """Splits large products of few rows into a batch of smaller ones.
 
     Args:
         program: After `products.simplify_products`.
@@ -180,7 +186,7 @@ def split_skinny(program: core.ClosedJaxpr, threads: int) -> core.ClosedJaxpr:
         if product is None or parts == 1:
             eqns.append(eqn)
         else:
-            eqns += in_place_of(eqn, _in_parts(product, parts))
+            eqns += trace_replacement_eqns(eqn, _in_parts(product, parts))
     return core.ClosedJaxpr(program.jaxpr.replace(eqns=eqns), program.consts)
 
 

@@ -17,9 +17,9 @@ from dynamo_backends.runtime.device_values import (
     register_computer,
 )
 from dynamo_backends.runtime.foreign import refuse_move
-from dynamo_backends.xla.options import parts_of
-from dynamo_backends.xla.runtime import Device, open_device
-from dynamo_backends.xla.single_calls import SingleCalls
+from dynamo_backends.xla.eager_ops import EagerOpRunner
+from dynamo_backends.xla.options import parse_device_name
+from dynamo_backends.xla.runtime import PjrtDevice, open_device
 
 T = TypeVar("T")
 
@@ -56,24 +56,24 @@ def to_device(values: T, device: str) -> T:
 
 
 def _home(device: str) -> Home | None:
-    parts = parts_of(device)
+    parts = parse_device_name(device)
     if parts is None or parts[0] == "cuda":
         raise DeviceError(
             f"to_device takes 'cpu', 'tpu', or one of several such as 'tpu:1', not {device!r}. For "
             "devices that torch knows use tensor.to(device)."
         )
     opened = open_device(*parts)
-    return home_named(settle(opened)) if opened.is_remote else None
+    return home_named(register_eager_device(opened)) if opened.is_remote else None
 
 
-def settle(device: Device) -> str:
-    """Returns the name of a device, on which values can live from now on."""
+def register_eager_device(device: PjrtDevice) -> str:
+    """Registers a device for eager operators, if it is not yet; returns its name."""
     if computer_of(device.name) is None:
         import dynamo_backends.xla.lowering  # noqa: F401 - fills the table
         from dynamo_backends.xla.lowering.registry import lookup, overloads
 
         table = decompositions(keep=frozenset(overloads()))
-        register_computer(device.name, SingleCalls(device, lookup, table))
+        register_computer(device.name, EagerOpRunner(device, lookup, table))
     return device.name
 
 

@@ -36,9 +36,9 @@ from dynamo_backends.runtime.ranks import Ranks, this_job
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.lowering.collectives import AXIS, is_collective, is_wait
 from dynamo_backends.xla.lowering.context import LoweringOptions
+from dynamo_backends.xla.matmul_rewrites import simplify_products
 from dynamo_backends.xla.mesh.compiling import compile_lowered, mesh_report
 from dynamo_backends.xla.mesh.devices import MeshDevice, open_mesh
-from dynamo_backends.xla.products import simplify_products
 from dynamo_backends.xla.steps import trace_step
 
 
@@ -47,8 +47,8 @@ def has_collectives(graph: Graph) -> bool:
     return any(map(is_collective, graph.calls))
 
 
-def compile_local(graph: Graph, options: LoweringOptions) -> "LocalExecutable":
-    """Compiles a graph whose collectives are of all processes; all of them do so together.
+def compile_distributed_graph(graph: Graph, options: LoweringOptions) -> "DistributedExecutable":
+    """Compiles a graph with torch.distributed collectives on all processes at once.
 
     Args:
         graph: With static shapes.
@@ -70,11 +70,11 @@ def compile_local(graph: Graph, options: LoweringOptions) -> "LocalExecutable":
         failure = CompileError(str(error))
     except Exception as error:
         failure = error if isinstance(error, CompileError) else CompileError(brief_error(error))
-    compiled_together(ranks, f"compiles a program with collectives ({key[:8]})", failure)
+    raise_if_any_rank_failed(ranks, f"compiles a program with collectives ({key[:8]})", failure)
     key = f"{key[:8]}, number {len(_compiled_here)}"
     _compiled_here.append(key)
     ranks.add_program(key)
-    return LocalExecutable(device, graph, executable, key)
+    return DistributedExecutable(device, graph, executable, key)
 
 
 _compiled_here: list[str] = []  # on all processes the same
@@ -108,8 +108,8 @@ def _compiled(graph: Graph, device: MeshDevice, options: LoweringOptions) -> Any
     return executable
 
 
-class LocalExecutable(Executable):
-    """A compiled graph with collectives.
+class DistributedExecutable(Executable):
+    """Runs a compiled graph with torch.distributed collectives.
 
     Args:
         device: The devices of all processes.
@@ -132,7 +132,7 @@ class LocalExecutable(Executable):
         self._weights, self._activations = graph.weights, graph.activations
         self._importers = list(map(Importer, values))
         self._exporters = [Exporter(n.meta["val"]) for n in graph.outputs]
-        self._execute = _jaxlib.parts_caller(executable)
+        self._execute = _jaxlib.make_multi_process_call(executable)
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`: weights are read where they are, if XLA can."""
@@ -184,8 +184,8 @@ PATIENCE = 300.0
 
 
 @dataclass(frozen=True)
-class Offer:
-    """The description of a process's graph that it sends to the others.
+class RankGraphSummary:
+    """Summarises a rank's graph for comparison with those of the other ranks.
 
     Attributes:
         graph: Its fingerprint.
@@ -199,8 +199,8 @@ class Offer:
     is_chain: bool
 
 
-def planned_together(graph: Graph, plan: Plan) -> Plan:
-    """A plan on which all processes agree: collectives are left to torch if their graphs differ.
+def agree_on_plan(graph: Graph, plan: Plan) -> Plan:
+    """Returns a plan all ranks agree on; leaves collectives to torch if graphs differ.
 
     Args:
         graph: What is planned.
@@ -215,9 +215,9 @@ def planned_together(graph: Graph, plan: Plan) -> Plan:
     ranks = this_job()
     computed = extract(graph, graph.calls, on_backend=True).graph  # without inputs of no use
     is_chain = not plan.eager and _is_chain(calls)
-    offer = Offer(fingerprint(computed), tuple(map(_exchanged, calls)), is_chain)
+    offer = RankGraphSummary(fingerprint(computed), tuple(map(_exchanged, calls)), is_chain)
     offers = ranks.gathered("compiles a graph with collectives", offer, PATIENCE)
-    reason = why_apart(offers)
+    reason = find_rank_mismatch(offers)
     if reason is None:
         return plan
     distributed = [n for n in graph.calls if is_collective(n) or is_wait(n)]
@@ -225,8 +225,8 @@ def planned_together(graph: Graph, plan: Plan) -> Plan:
     return replace(plan, eager={**plan.eager, **left})
 
 
-def why_apart(offers: Sequence[Offer]) -> str | None:
-    """Returns why XLA's programs cannot exchange what the graphs do; None if they can."""
+def find_rank_mismatch(offers: Sequence[RankGraphSummary]) -> str | None:
+    """Returns why the ranks' graphs cannot run as XLA programs; None if they can."""
     first = offers[0]
     for rank, other in enumerate(offers):
         if other.graph == first.graph:
@@ -266,8 +266,8 @@ def _is_chain(calls: Sequence[fx.Node]) -> bool:
     return True
 
 
-def compiled_together(ranks: Ranks, what: str, outcome: Exception | None) -> None:
-    """Raises on all processes if compiling failed on one of them.
+def raise_if_any_rank_failed(ranks: Ranks, what: str, outcome: Exception | None) -> None:
+    """Raises on all ranks if compilation failed on any of them.
 
     Args:
         ranks: All processes.

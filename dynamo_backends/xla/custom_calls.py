@@ -11,8 +11,8 @@ from typing import Any
 _CANNOT_FAIL = frozenset({"mhlo.topk", "mhlo.erf", "Sharding", "annotate_device_placement"})
 
 
-def calls_of_libraries(lowered: Any) -> set[str]:
-    """Names of the functions outside of XLA that a lowered program calls."""
+def find_custom_calls(lowered: Any) -> set[str]:
+    """Returns the names of custom-call targets that may fail at run time, such as LAPACK."""
     module = lowered.compiler_ir("stablehlo")
     return set(_targets(module.operation)) - _CANNOT_FAIL
 

@@ -22,7 +22,7 @@ from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.convolution_shape import (
     ConvShape,
     pad_spatial,
-    preferred,
+    preferred_accumulator,
     window,
 )
 
@@ -30,8 +30,8 @@ Prepared = Any  # a pytree of arrays
 
 
 @dataclass(frozen=True)
-class ConvolutionProgram:
-    """One way to compute a convolution.
+class ConvolutionAlgorithm:
+    """Describes one algorithm for a convolution: where it applies, and how it runs.
 
     Attributes:
         name: Unique short name.
@@ -78,11 +78,11 @@ def _lax_apply(x: jax.Array, w: jax.Array, shape: ConvShape) -> jax.Array:
         dimension_numbers=numbers,
         feature_group_count=shape.groups,
         precision=shape.precision,
-        preferred_element_type=preferred(x.dtype),
+        preferred_element_type=preferred_accumulator(x.dtype),
     ).astype(x.dtype)
 
 
-LAX = ConvolutionProgram("lax", lambda s: True, lambda w, s: _spatial_last_two(w), _lax_apply)
+LAX = ConvolutionAlgorithm("lax", lambda s: True, lambda w, s: _spatial_last_two(w), _lax_apply)
 
 
 # --- dot: a kernel with one tap is a matrix product ---------------------------------------------
@@ -95,7 +95,7 @@ def _matmul(rows: jax.Array, matrix: jax.Array, shape: ConvShape) -> jax.Array:
         matrix,
         (((1,), (0,)), ((), ())),
         precision=shape.precision,
-        preferred_element_type=preferred(rows.dtype),
+        preferred_element_type=preferred_accumulator(rows.dtype),
     )
     return flat.reshape(*rows.shape[:-1], matrix.shape[-1])
 
@@ -106,7 +106,7 @@ def _dot_apply(x: jax.Array, matrix: jax.Array, shape: ConvShape) -> jax.Array:
     return _matmul(rows, matrix, shape).astype(x.dtype)
 
 
-DOT = ConvolutionProgram(
+DOT = ConvolutionAlgorithm(
     "dot",
     lambda s: s.pointwise and s.groups == 1,
     lambda w, s: w.reshape(w.shape[:2]).T,
@@ -131,7 +131,7 @@ def _patches_apply(x: jax.Array, matrix: jax.Array, shape: ConvShape) -> jax.Arr
     return _matmul(x, matrix, shape).astype(x.dtype)
 
 
-PATCHES = ConvolutionProgram(
+PATCHES = ConvolutionAlgorithm(
     "patches",
     lambda s: (
         s.groups == 1 and s.kernel == s.stride and not any(s.padding) and set(s.dilation) == {1}
@@ -145,10 +145,10 @@ PATCHES = ConvolutionProgram(
 
 
 def _im2col_apply(x: jax.Array, matrix: jax.Array, shape: ConvShape) -> jax.Array:
-    return _matmul(columns(x, shape), matrix, shape).astype(x.dtype)
+    return _matmul(im2col_nhwc(x, shape), matrix, shape).astype(x.dtype)
 
 
-def columns(x: jax.Array, shape: ConvShape) -> jax.Array:
+def im2col_nhwc(x: jax.Array, shape: ConvShape) -> jax.Array:
     """im2col: ``(N, *spatial, C) -> (N, *out_spatial, taps · C)``, taps in row-major order.
 
     One spatial dimension after the other, the last first, which copies far fewer short runs than
@@ -170,7 +170,7 @@ def columns(x: jax.Array, shape: ConvShape) -> jax.Array:
     return x
 
 
-IM2COL = ConvolutionProgram(
+IM2COL = ConvolutionAlgorithm(
     "im2col",
     lambda s: s.groups == 1,
     lambda w, s: _spatial_last_two(w).reshape(-1, s.out_channels),
@@ -216,7 +216,7 @@ def _shifts_apply(x: jax.Array, w: jax.Array, shape: ConvShape) -> jax.Array:
 # Every multiply-add is written out, which bounds what can be compiled in reasonable time.
 _MAX_TERMS = 1024
 
-SHIFTS = ConvolutionProgram(
+SHIFTS = ConvolutionAlgorithm(
     "shifts",
     lambda s: s.taps * s.in_per_group * s.out_per_group <= _MAX_TERMS,
     _shifts_prepare,

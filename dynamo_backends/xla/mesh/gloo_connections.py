@@ -24,8 +24,8 @@ _SECONDS = 120  # in which the processes have to find each other
 _ATTEMPTS = 5  # to find a free port
 
 
-def join(ranks: Ranks) -> list[Any]:
-    """Returns the devices of all ranks, in their order.
+def connect_ranks(ranks: Ranks) -> list[Any]:
+    """Connects all ranks to one PJRT client and returns its devices, in rank order.
 
     Raises:
         RankError: One of them has ended.
@@ -40,17 +40,17 @@ def join(ranks: Ranks) -> list[Any]:
     address = ranks.together("meets the others", lambda: ranks.store.get(key)).decode()
 
     def meet() -> tuple[Any, Any]:
-        return _jaxlib.join_cpu(address, ranks.rank, ranks.size, host, _SECONDS)
+        return _jaxlib.make_distributed_cpu_client(address, ranks.rank, ranks.size, host, _SECONDS)
 
     client, connection = ranks.together("connects", meet)
     for each in (client, connection, service):
-        ranks.on_failure.append(functools.partial(_jaxlib.keep_forever, each))
+        ranks.on_failure.append(functools.partial(_jaxlib.leak_object, each))
     _connections[id(client)] = connection, service
     return sorted(client.devices(), key=lambda device: device.process_index)
 
 
-def leave_service(ranks: Ranks, grid: jax.sharding.Mesh) -> None:
-    """Connects all groups of devices along a mesh's dimensions, and leaves the service."""
+def finish_gloo_connections(ranks: Ranks, grid: jax.sharding.Mesh) -> None:
+    """Connects gloo groups for all mesh axes, then leaves the coordination service."""
     connection, _ = _connections[id(grid.devices.flat[0].client)]
     for axes in _groups(grid):
         ranks.together(f"connects over {' and '.join(axes)}", _meeting(grid, axes))
@@ -88,9 +88,9 @@ def _meeting(grid: jax.sharding.Mesh, axes: tuple[str, ...]) -> Any:
     handles = list(together.devices.flat)
 
     def run() -> None:
-        executable = _jaxlib.compile_split(handles[0].client, handles, module)
-        array = _jaxlib.split(np.ones(shape.shape, np.float32), given)
-        _jaxlib.split_caller(executable, [sums], [left])([array])[0].block_until_ready()
+        executable = _jaxlib.compile_spmd_program(handles[0].client, handles, module)
+        array = _jaxlib.shard_array(np.ones(shape.shape, np.float32), given)
+        _jaxlib.make_multi_device_call(executable, [sums], [left])([array])[0].block_until_ready()
 
     return run
 
@@ -102,7 +102,7 @@ def _serve(host: str, size: int) -> tuple[Any, str]:
             port = probe.getsockname()[1]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            return _jaxlib.serve_keys(address, size), address
+            return _jaxlib.start_coordination_service(address, size), address
         except Exception as error:  # somebody else took the port in between
             if attempt == _ATTEMPTS - 1:
                 raise DeviceError(
@@ -112,7 +112,7 @@ def _serve(host: str, size: int) -> tuple[Any, str]:
 
 
 def own_address(other: str) -> str:
-    """The address of this machine on the way to another; of itself if nothing else is known.
+    """Returns the local IP address used to reach another host.
 
     Args:
         other: A name or address; empty: it is not known.

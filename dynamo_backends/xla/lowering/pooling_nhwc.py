@@ -160,8 +160,8 @@ def max_pool_with_indices_nhwc(x: jax.Array, windows: Windows) -> tuple[jax.Arra
     return best, where.astype(jnp.int64)
 
 
-def max_pool_winners_nhwc(x: jax.Array, windows: Windows) -> jax.Array:
-    """Returns which element of each window is its maximum, in a program that also pools.
+def max_pool_argmax_nhwc(x: jax.Array, windows: Windows) -> jax.Array:
+    """Returns for each window which of its elements is the maximum.
 
     Args:
         x: What is pooled, ``(N, *spatial, C)``, of a floating-point type.
@@ -187,8 +187,8 @@ def max_pool_winners_nhwc(x: jax.Array, windows: Windows) -> jax.Array:
     return winner
 
 
-def winners_at_nhwc(places: jax.Array, size: Sequence[int], windows: Windows) -> jax.Array:
-    """The same, from flat places in the unpadded input of spatial size `size`; -1 if outside."""
+def argmax_from_indices_nhwc(places: jax.Array, size: Sequence[int], windows: Windows) -> jax.Array:
+    """Converts flat max-pool indices to element numbers within windows; -1 if outside."""
     winner, inside = jnp.zeros((), places.dtype), jnp.ones((), bool)
     numbers = (windows.kernel, windows.stride, windows.padding, windows.dilation)
     for axis, (k, s, p, d) in enumerate(zip(*numbers, strict=True)):
@@ -200,10 +200,10 @@ def winners_at_nhwc(places: jax.Array, size: Sequence[int], windows: Windows) ->
     return jnp.where(inside, winner, -1).astype(jnp.int8)
 
 
-def give_to_winners_nhwc(
+def max_pool_backward_nhwc(
     grad: jax.Array, winner: jax.Array, size: Sequence[int], windows: Windows
 ) -> jax.Array:
-    """The gradient of max pooling: each element of the input asks the few windows it lies in.
+    """Computes the input gradient of max pooling from each window's argmax.
 
     A sum over the elements of a window, with zeros between the windows, is 2 to 10 times slower:
     XLA tests at every place whether it is one of the zeros.

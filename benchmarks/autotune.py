@@ -34,13 +34,14 @@ from rich.table import Table
 
 import harness
 from dynamo_backends._torch_private import dynamo_counters
-from dynamo_backends.bench import ledger, measuring
+from dynamo_backends.bench import measuring
+from dynamo_backends.bench import run_file as ledger
 from dynamo_backends.bench.accuracy import as_precise
-from dynamo_backends.bench.cells import EAGER, Cell, How, Outcome, Run
+from dynamo_backends.bench.cells import EAGER, BenchConfig, Cell, Outcome, Run
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites.case import ModelCase
 from dynamo_backends.bench.summary import chosen_text
-from dynamo_backends.bench.work import DTYPES, Work, results
+from dynamo_backends.bench.workload import DTYPES, ModelWorkload, results
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.registry import list_backends
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = Path(settings.json or Path(folder) / "results.json")
         try:
             cases = choose(settings)
-            run = ledger.begin(context(settings), path, resume=True)
+            run = ledger.open_run(context(settings), path, resume=True)
         except (ValueError, ResultError) as error:
             console.print(f"[red]{error}[/]", highlight=False)
             return 2
@@ -117,10 +118,10 @@ def context(settings: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def how_of(settings: argparse.Namespace) -> How:
+def how_of(settings: argparse.Namespace) -> BenchConfig:
     """How a model is measured; none is so slow that it gets fewer rounds."""
     suite = settings.suite or "classic, transformers"
-    return How(
+    return BenchConfig(
         suite,
         scale=settings.scale,
         rounds=settings.rounds,
@@ -164,7 +165,7 @@ def measure(
         return compiler(name, **options.get(name, {})) if name in list_backends() else name
 
     with many_backends(case):
-        work = Work(case, "inference", DTYPES["float32"], settings.device, backend_of)
+        work = ModelWorkload(case, "inference", DTYPES["float32"], settings.device, backend_of)
         eager = results(work.eager(), 1)
         allowed = work.allowed(eager)
         if settings.precision == "bf16":
@@ -175,13 +176,13 @@ def measure(
         for cell in cells:
             dynamo_counters().clear()  # they are of one backend
             try:
-                step = measuring.checked(work, cell, how, told[cell].update, expected)
+                step = measuring.compile_and_check(work, cell, how, told[cell].update, expected)
             except Exception as error:  # a row of the table; the others still have their turn
                 told[cell] |= {"status": "fail_to_run", "reason": brief_error(error)}
                 continue
             if step is not None:
                 steps[cell.backend] = step
-        timings = measuring.race(steps, how)
+        timings = measuring.time_rounds(steps, how)
     for cell in cells:
         if cell.backend in steps:
             measuring.tell_speedup(timings[EAGER], timings[cell.backend], None, told[cell].update)

@@ -101,7 +101,9 @@ def child(settings: argparse.Namespace) -> int:
     run = bound(torch.compile(model, backend="autotune", options=options), inputs)
     with dynamo_backends.record() as reports:
         during, tuned_s = until_tuned(run, pause_s, settings.patience)
-    ratio = harness.compare({"eager": eager, "winner": run}, settings.rounds)["winner"].speedup
+    ratio = harness.time_candidates({"eager": eager, "winner": run}, settings.rounds)[
+        "winner"
+    ].speedup
     limit = TIMES_EAGER * float(np.percentile(alone, 95)) + PLUS_S
     harness.hand_back(
         alone_ms=milliseconds(alone, 50, 95),

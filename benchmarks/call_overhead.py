@@ -52,7 +52,7 @@ def measure(settings: argparse.Namespace) -> dict[str, Any]:
     }
     if compiled.reports:
         runs["graph"], runs["alone"] = graph_alone(compiled.reports[0], runs["compiled"])
-    timings = harness.compare(
+    timings = harness.time_candidates(
         runs,
         settings.rounds,
         repeat=settings.repeat,

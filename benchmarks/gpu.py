@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import harness
 from dynamo_backends._torch_private.control import torch_backends
-from dynamo_backends.bench import ledger
+from dynamo_backends.bench import run_file as ledger
 from dynamo_backends.bench.cells import Outcome, Run
 from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.bench.suites.catalogue import gpu

@@ -198,7 +198,7 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
             steps[str(column)] = step
         except Exception as error:
             row.errors[str(column)] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    timings = harness.compare(
+    timings = harness.time_candidates(
         steps,
         baseline=EAGER,
         rounds=settings.rounds,

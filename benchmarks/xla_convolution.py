@@ -118,7 +118,7 @@ def measure(name: str, rounds: int) -> Row:
     shape = ConvShape.of(xj, wj, **options)
     chosen = choose_rule(shape).program.name
     calls = {p.name: compiled(p, xj, wj, shape) for p in (*PROGRAMS, *EXTRA) if p.applies(shape)}
-    first = harness.compare(calls, rounds=3, pause_s=0.0)
+    first = harness.time_candidates(calls, rounds=3, pause_s=0.0)
     fastest = min(timing.median for timing in first.values())
     calls = {n: c for n, c in calls.items() if first[n].median < HOPELESS * fastest or n == chosen}
     programs = list(calls)
@@ -127,7 +127,7 @@ def measure(name: str, rounds: int) -> Row:
         wt = torch.from_numpy(w).contiguous(memory_format=layout)
         calls[kind] = functools.partial(F.conv2d, xt, wt, None, **options)
     with torch.inference_mode():
-        timings = harness.compare(calls, rounds, baseline=chosen)
+        timings = harness.time_candidates(calls, rounds, baseline=chosen)
     best = max(programs, key=lambda program: timings[program].speedup.value)
     ratio = timings[best].speedup
     medians = {kind: timing.median * 1e3 for kind, timing in timings.items()}

@@ -134,7 +134,7 @@ def measure(
             raise RuntimeError(f"{part} {name}: nothing was compiled")
         memory[way] = max(found)
     clock = time.process_time if processor_time else time.perf_counter
-    timings = harness.compare(runs, rounds, baseline=BEFORE, clock=clock)
+    timings = harness.time_candidates(runs, rounds, baseline=BEFORE, clock=clock)
     fastest = {way: min(timing.samples) * 1e3 for way, timing in timings.items()}
     total, temporaries = zip(memory[NOW], memory[BEFORE], strict=True)
     return Row(part, name, (fastest[NOW], fastest[BEFORE]), total, temporaries)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
-from dynamo_backends.conformance.weights.changes import INPUT, follows, net
+from dynamo_backends.conformance.weights.changes import INPUT, assert_follows_weights, net
 from dynamo_backends.interface.backend import RANGED
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.staging import LIMIT
 from harness import check as check_model
 from harness import compile_model, find_case
-from tests.checking import aliases, copy_inputs, same, widen
+from tests.checking import aliases, assert_same, copy_inputs, widen
 
 
 def usable(name: str) -> str:
@@ -36,8 +36,8 @@ def agree(backend: str, fn: Callable[..., Any], *inputs: Any, **options: Any) ->
         for _ in range(2):
             ours, theirs, precise = (copy_inputs(inputs) for _ in range(3))
             results, expected = compiled(*ours), fn(*theirs)
-            same(expected, results, widen(fn)(*(widen(x) for x in precise)))
-            same(theirs, ours, theirs)
+            assert_same(expected, results, widen(fn)(*(widen(x) for x in precise)))
+            assert_same(theirs, ours, theirs)
             assert aliases(results, ours) == aliases(expected, theirs)
     assert reports, "nothing was compiled"
     assert not any(r.runtime_fallbacks for r in reports), [r.runtime_fallbacks for r in reports]
@@ -123,7 +123,7 @@ def never_stale(backend: str, changes: list[str]) -> int:
     module, x = net(), torch.randn(INPUT)
     compiled = torch.compile(module, backend=dynamo_backends.compiler(backend))
     with dynamo_backends.record() as reports:
-        follows(compiled, module, x, changes)
+        assert_follows_weights(compiled, module, x, changes)
     assert not any(r.runtime_fallbacks for r in reports), [r.runtime_fallbacks for r in reports]
     return sum(r.rebinds for r in reports)
 
@@ -232,7 +232,7 @@ def gradients_agree(backend: str) -> None:
         compiled = torch.compile(module, backend=dynamo_backends.compiler(backend))
         ours = gradients(compiled, module, x)
     twin = copy.deepcopy(module).double()
-    same(gradients(module, module, x), ours, gradients(twin, twin, x.double()))
+    assert_same(gradients(module, module, x), ours, gradients(twin, twin, x.double()))
     assert {r.kind for r in reports} == {"forward", "backward"}
 
 

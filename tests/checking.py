@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dynamo_backends import GraphReport
-from dynamo_backends.conformance.comparing import aliases, copy_inputs, same, tensors, widen
+from dynamo_backends.conformance.comparing import aliases, assert_same, copy_inputs, tensors, widen
 from dynamo_backends.conformance.subject import Subject
 
-__all__ = ["aliases", "check", "copy_inputs", "same", "tensors", "widen"]
+__all__ = ["aliases", "assert_same", "check", "copy_inputs", "tensors", "widen"]
 
 
 def check(

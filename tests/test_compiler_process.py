@@ -27,7 +27,7 @@ from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import background, compiler_process, compiler_worker
 from dynamo_backends.pipeline.compiler_process import CompilerProcess, Job, answered_error
 from dynamo_backends.pipeline.shapes import shared
-from dynamo_backends.workers.worker_process import environment
+from dynamo_backends.workers.worker_process import child_environment
 from tests.backend_checks import usable
 from tests.test_ranges import Counting
 from tests.verification.test_doubt import traced
@@ -234,7 +234,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "cache_key": protocols.cache_key(backend, options),
         "threads": torch.get_num_threads(),
         "precision": "highest",
-        "environment": environment(),
+        "environment": child_environment(),
     }
     return {"job": base64.b64encode(pickle.dumps(Job(**{**given, **changes}))).decode()}
 
@@ -315,7 +315,12 @@ os.kill(os.getpid(), 9)
 """
     command = [sys.executable, "-c", code]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, timeout=120, check=False, env=environment()
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+        env=child_environment(),
     )
     assert done.returncode == -signal.SIGKILL
     (pid,) = map(int, done.stdout.split())

@@ -18,7 +18,7 @@ from dynamo_backends.graph.passes import PASSES
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import is_for_others
 from dynamo_backends.runtime.prepared_executables import in_order
-from tests.checking import same, widen
+from tests.checking import assert_same, widen
 
 BACKENDS = (
     *("openxla", "onnxrt", "ov", "tvm", "iree", "inductor_freezing", "inductor_max_autotune"),
@@ -207,7 +207,7 @@ def agrees(name: str, stage: Stage, module: nn.Module | None = None) -> list[Gra
     with dynamo_backends.record() as reports:
         for _ in range(3):
             x = torch.randn(2, 4)
-            same(
+            assert_same(
                 outcome(module, module, x, stage.trains),
                 outcome(compiled, module, x, stage.trains),
                 outcome(precise, precise, x.double(), stage.trains),

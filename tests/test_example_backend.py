@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.interface import registry
 from tests.bench.programs import ROOT, load
-from tests.checking import same
+from tests.checking import assert_same
 
 EXAMPLE = "examples/backend_in_60_lines.py"
 
@@ -57,7 +57,7 @@ def test_results_are_eagers(example: ModuleType, x: Tensor):
     model = net()
     compiled = torch.compile(model, backend=example.on_numpy)
     with torch.no_grad(), dynamo_backends.record() as reports:
-        same(model(x), compiled(x), copy.deepcopy(model).double()(x.double()))
+        assert_same(model(x), compiled(x), copy.deepcopy(model).double()(x.double()))
     assert [(r.ops_on_backend, r.blocks) for r in reports] == [(7, 2)]
 
 

@@ -16,7 +16,7 @@ import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.pipeline.captured import compile_captured
-from tests.checking import same
+from tests.checking import assert_same
 from tests.rotation import long_if
 
 
@@ -200,7 +200,7 @@ def check_way(compiled: Callable[[nn.Module, Tensor], Tensor], way: str) -> None
     with torch.no_grad():
         expected = module(x)
         assert way == "other dtype" or not torch.allclose(before, expected), "it must matter"
-        same(expected, compiled(module, x), copy.deepcopy(module).double()(x.double()))
+        assert_same(expected, compiled(module, x), copy.deepcopy(module).double()(x.double()))
 
 
 @pytest.mark.parametrize(

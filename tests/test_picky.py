@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import dynamo_backends
 from dynamo_backends import GraphReport, OptionError
 from dynamo_backends.pipeline.blocks import DRAWN_BY_TORCH, FRAGMENTS, KEPT_BY_OPTION
-from tests.checking import check, same
+from tests.checking import assert_same, check
 
 
 def attention(q: Tensor, k: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ def test_a_graph_in_many_tiny_blocks_is_reverted_to_inductor():
     x = torch.randn(3, 4, requires_grad=True)
     wide = x.detach().double().requires_grad_()
     with dynamo_backends.record() as reports:
-        same(trained(fn, x), trained(compiled, x), trained(fn, wide))
+        assert_same(trained(fn, x), trained(compiled, x), trained(fn, wide))
     forward = reports[0]
     assert forward.reverted.endswith("the graph runs in Inductor instead")
     assert forward.ops_on_backend == 0

@@ -36,13 +36,13 @@ from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.kernels import races as measured
+from dynamo_backends.kernels import timing as measured
 from dynamo_backends.onnx import exporter_lowerings as rules
 from dynamo_backends.package import archive
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.runtime.verdicts import Verdicts
 from dynamo_backends.tvm.records import Records
-from dynamo_backends.workers.choices import Choices
+from dynamo_backends.workers.kernel_choices import Choices
 from tests.bench.programs import ROOT
 
 PACKAGE = ROOT / "dynamo_backends"

@@ -23,7 +23,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, FallbackRefusedError, OptionError
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.workers.turns import Turns
+from dynamo_backends.workers.turns import ProcessPauser
 from tests.test_ranges import Counting
 
 
@@ -215,7 +215,7 @@ def test_the_thread_sleeps_while_calls_run(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_backward_pass_is_a_part_of_its_call(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(background, "turns", Turns())  # with no process of another test
+    monkeypatch.setattr(background, "turns", ProcessPauser())  # with no process of another test
     hold = threading.Event()
     background.submit("waits", lambda: hold.wait(60))
     seen: list[list[int]] = []

@@ -36,9 +36,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dynamo_backends.bench import ledger, rendering
+from dynamo_backends.bench import rendering
+from dynamo_backends.bench import run_file as ledger
 from dynamo_backends.bench.cells import Run
-from dynamo_backends.bench.published import TABLES, caption, chart, conditions
+from dynamo_backends.bench.markdown_tables import TABLES, caption, chart, conditions
 from dynamo_backends.bench.results_files import ResultError
 
 ROOT = Path(__file__).parents[1]

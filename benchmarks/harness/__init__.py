@@ -1,8 +1,15 @@
 """Models, measuring and reporting: what the benchmarks, the demo and the model tests share."""
 
 from dynamo_backends.bench.accuracy import Accuracy, check, compare_outputs
-from dynamo_backends.bench.statistics import compare, geometric_mean
-from dynamo_backends.bench.suites import SUITES, ModelCase, enliven, find_case, find_cases, suite
+from dynamo_backends.bench.statistics import geometric_mean, time_candidates
+from dynamo_backends.bench.suites import (
+    SUITES,
+    ModelCase,
+    find_case,
+    find_cases,
+    randomize_weights,
+    suite,
+)
 from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 from dynamo_backends.capture.rendering import candidates_table
 from dynamo_backends.workers.memory import peak_rss_bytes, reset_peak_rss, rss_bytes
@@ -47,10 +54,8 @@ __all__ = [
     "arguments",
     "candidates_table",
     "check",
-    "compare",
     "compare_outputs",
     "compile_model",
-    "enliven",
     "environment",
     "environment_line",
     "find_case",
@@ -70,6 +75,7 @@ __all__ = [
     "peak_rss_bytes",
     "process_arguments",
     "products_of",
+    "randomize_weights",
     "reset_peak_rss",
     "result_of_child",
     "results_table",
@@ -78,4 +84,5 @@ __all__ = [
     "save_json",
     "speedup",
     "suite",
+    "time_candidates",
 ]

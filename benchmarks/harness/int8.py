@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.bench.statistics import compare
+from dynamo_backends.bench.statistics import time_candidates
 from dynamo_backends.bench.suites import find_case
 from dynamo_backends.bench.suites.case import Scale, call
 from dynamo_backends.capture.rendering import candidates_table
@@ -131,7 +131,7 @@ def measured(subject: Subject, backends: Sequence[str], settings: Any, console: 
             steps[name], _ = _compiled(subject, name, {})
         scores = Scores(Tolerance.parse(tolerance, "autotune"))
         scores.add(pytree.tree_leaves(expected), pytree.tree_leaves(steps["int8"]()))
-        timings = compare(steps, settings.rounds, pause_s=0.03)
+        timings = time_candidates(steps, settings.rounds, pause_s=0.03)
     console.print(candidates_table(report))
     ratios = {name: timing.speedup.value for name, timing in timings.items()}
     return Int8Row(

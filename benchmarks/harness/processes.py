@@ -34,7 +34,7 @@ def run_child(
     try:
         done = subprocess.run(
             [sys.executable, *arguments],
-            env={**worker_process.environment(), **(environment or {})},
+            env={**worker_process.child_environment(), **(environment or {})},
             capture_output=True,
             text=True,
             timeout=timeout_s,

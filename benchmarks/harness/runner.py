@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends import Fallback, GraphReport, record
 from dynamo_backends import _torch_private as private
 from dynamo_backends.bench.accuracy import Accuracy, check
-from dynamo_backends.bench.statistics import compare
+from dynamo_backends.bench.statistics import time_candidates
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.workers.statistics import Timing
@@ -179,7 +179,7 @@ def measure(
         backends: Names of Dynamo backends.
         name: Of the model, for the results.
         rounds: Samples of each.
-        budget_s: Seconds after which no further round begins, see `compare`.
+        budget_s: Seconds after which no further round begins, see `time_candidates`.
         options: By backend.
         synchronize: Waits for an asynchronous device.
         on_step: Told what happens next: "compile <backend>", then "round" after each round.
@@ -196,7 +196,7 @@ def measure(
     for backend, result in results.items():
         if result.compiled is not None and result.passed:
             runs[f"compiled {backend}"] = _runner(result.compiled, inputs)
-    timings = compare(
+    timings = time_candidates(
         runs,
         rounds,
         budget_s=budget_s,

@@ -17,7 +17,7 @@ from dynamo_backends.aot.recurrent import recurrent_as_in_eager
 from dynamo_backends.aot.serialized import (
     GraphCompiler,
     compile_boxed,
-    compile_kept,
+    compile_cacheable,
     pickled_if_kept,
 )
 from dynamo_backends.aot.traces import Traces
@@ -52,7 +52,7 @@ def compile_functional(
         What Dynamo calls in place of the captured graph.
     """
     pickled = pickled_if_kept(compile_graph, complete)
-    compile_one = compile_boxed if pickled is None else compile_kept
+    compile_one = compile_boxed if pickled is None else compile_cacheable
     shortens = pickled is None and not private.is_autocast_on()
     if traces is not None and shortens and (kept := traces.load()) is not None:
         return _without_aot(compile_boxed(compile_graph, kept[0], "inference", kept[1]))

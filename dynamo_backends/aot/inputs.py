@@ -95,8 +95,8 @@ _STEPS = (
 )
 
 
-def readable(expression: str) -> str:
-    """Returns an expression of Dynamo's as the user would write it: "self.fc.weight"."""
+def user_expression(expression: str) -> str:
+    """Rewrites one of Dynamo's source expressions as user code, such as "self.fc.weight"."""
     for pattern, replacement in _STEPS:
         expression = pattern.sub(replacement, expression)
     return expression
@@ -147,7 +147,7 @@ def _why_not_frozen(treated_as: Role, role: Role, kind: str, options: Options) -
 
 def _name(place: fx.Node) -> str:
     source = private.dynamo_source_name(place)
-    return str(place.target) if source is None else readable(source)
+    return str(place.target) if source is None else user_expression(source)
 
 
 def _module_role(place: fx.Node) -> Role | None:
@@ -220,12 +220,14 @@ def _output_aliases(
 
 
 def subclass_inputs(example_inputs: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of inputs that are of subclasses of Tensor which AOT Autograd leaves alone."""
+    """Returns positions of inputs of Tensor subclasses that AOT Autograd does not unwrap."""
     return tuple(i for i, x in enumerate(example_inputs) if _is_of_subclass(x))
 
 
-def without_subclasses(compiled: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """Returns a compiled graph some of whose inputs are of subclasses of Tensor.
+def wrap_for_subclass_inputs(
+    compiled: Callable[..., Any], places: Sequence[int]
+) -> Callable[..., Any]:
+    """Wraps a compiled graph so that tensor-subclass inputs reach it as plain tensors.
 
     Dynamo guards the inputs' types, so those of the first call are those of all calls. Runtimes are
     given plain tensors of the same memory.

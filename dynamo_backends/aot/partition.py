@@ -37,7 +37,7 @@ def partition_with(name: str) -> Callable[..., Any]:
 
 
 def make_views_again(joint: fx.GraphModule) -> None:
-    """Lets the backward compute views from what they are views of, which is saved instead.
+    """Recomputes views in the backward graph, so that their bases are saved instead.
 
     A backend that returns a view of an input has to copy it: saved transposed weights would be
     copies, which cost time and memory, and would not notice that the weight was changed.

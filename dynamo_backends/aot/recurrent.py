@@ -23,7 +23,7 @@ _NETWORKS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 @contextmanager
 def recurrent_as_in_eager(captured: fx.GraphModule | None = None) -> Iterator[None]:
-    """While it is active, recurrent networks traced in this thread compute what eager does.
+    """Makes traced `nn.LSTM`, `nn.GRU`, `nn.RNN` compute what eager does (context manager).
 
     Args:
         captured: What will be traced, if it is a graph of Dynamo's: without a recurrent network in

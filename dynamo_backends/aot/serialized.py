@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.updates import writing_updates
+from dynamo_backends.aot.updates import wrap_with_input_writes
 from dynamo_backends.interface.errors import DoubleBackwardError, SaveError
 from dynamo_backends.interface.report import Kind
 
@@ -28,7 +28,7 @@ _NO_DOUBLE_BACKWARD = (
 
 
 def refuse_double_backward() -> None:
-    """Inside a compiled backward: whoever differentiates its results gets `DoubleBackwardError`."""
+    """Makes differentiating the running backward's results raise `DoubleBackwardError`."""
     node = private.running_backward()
     if node is None:
         return
@@ -64,7 +64,7 @@ def compile_boxed(
         static: Which of Dynamo's inputs are parameters and buffers.
     """
     with torch.no_grad():
-        run = writing_updates(compile_graph(gm, kind, static), gm.graph)
+        run = wrap_with_input_writes(compile_graph(gm, kind, static), gm.graph)
 
     def boxed(args: list[Any]) -> Sequence[Any]:
         return run(args)
@@ -82,7 +82,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 def pickled_if_kept(compile_graph: GraphCompiler, complete: bool) -> bytes | None:
-    """Returns the compiler as bytes; None: torch keeps nothing, or no other process could use it.
+    """Pickles the graph compiler if torch caches the result; returns None otherwise.
 
     Torch keeps with `torch._dynamo.config.caching_precompile`, and in `aot_compile`.
 
@@ -108,8 +108,8 @@ def pickled_if_kept(compile_graph: GraphCompiler, complete: bool) -> bytes | Non
 
 
 @dataclass(frozen=True)
-class Remaking:
-    """The recipe by which a later process compiles a functional graph again.
+class GraphRecompiler:
+    """Compiles a cached functional graph again in a later process; picklable.
 
     Attributes:
         compile_graph: The compiler; it has been pickled before.
@@ -141,10 +141,10 @@ class Remaking:
         return self.__dict__
 
 
-def compile_kept(
+def compile_cacheable(
     compile_graph: GraphCompiler, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
 ) -> Callable[[list[Any]], Any]:
-    """As `compile_boxed`, in the form that AOT Autograd can keep."""
+    """Compiles as `compile_boxed` does and returns code that AOT Autograd can cache."""
     from dynamo_backends._torch_private.precompile import KeptCode, pack
 
     packed: bytes | Exception
@@ -153,4 +153,4 @@ def compile_kept(
     except Exception as error:  # whatever a target or a constant answers to pickling
         packed = error
     run = compile_boxed(compile_graph, gm, kind, static)
-    return KeptCode(run, Remaking(compile_graph, packed, kind, static))
+    return KeptCode(run, GraphRecompiler(compile_graph, packed, kind, static))

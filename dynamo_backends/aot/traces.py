@@ -50,7 +50,7 @@ class _UnnamedError(Exception):
 
 
 class Traces:
-    """The cache on disk of captured graphs' functional graphs.
+    """Caches on disk the functional graphs that AOT Autograd traced.
 
     Args:
         key: What it is found by; None: it is not kept.

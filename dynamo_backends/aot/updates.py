@@ -18,8 +18,8 @@ from dynamo_backends.runtime.atomic import write
 Run = Callable[[list[Any]], Sequence[Any]]
 
 
-def writing_updates(run: Run, graph: fx.Graph) -> Run:
-    """Returns a compiled graph that also writes what its inputs become.
+def wrap_with_input_writes(run: Run, graph: fx.Graph) -> Run:
+    """Wraps a compiled graph so that it writes updated values into its inputs.
 
     Args:
         run: The compiled graph: list in, sequence out.
@@ -29,8 +29,8 @@ def writing_updates(run: Run, graph: fx.Graph) -> Run:
     return _writing(run, updates, ()) if updates else run
 
 
-def writing_rows(run: Run, updates: Mapping[int, int], rows: Sequence[RowWrite]) -> Run:
-    """Returns a compiled graph that also writes rows to inputs, and whatever else they become.
+def wrap_with_row_writes(run: Run, updates: Mapping[int, int], rows: Sequence[RowWrite]) -> Run:
+    """Wraps a compiled graph so that it writes rows, and other updates, into its inputs.
 
     Args:
         run: The compiled graph. The last of its results are indices.

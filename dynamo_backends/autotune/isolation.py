@@ -11,7 +11,7 @@ from dynamo_backends.autotune import serialization
 from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.options import SPLIT, AutotuneOptions
-from dynamo_backends.workers.worker_process import Lost, WorkerProcess
+from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 COMMAND = ("-m", "dynamo_backends.autotune.worker")
 """What Python runs in the process."""
@@ -52,12 +52,12 @@ def run_isolated(
         try:
             with WorkerProcess(COMMAND, output=Path(folder) / "output") as worker:
                 problem: str = worker.ask(request, options.trial_timeout_s)["problem"]
-        except Lost as lost:
+        except ProcessLostError as lost:
             return describe_lost_process(lost, options.trial_timeout_s)
         return problem
 
 
-def describe_lost_process(lost: Lost, timeout_s: float) -> str:
+def describe_lost_process(lost: ProcessLostError, timeout_s: float) -> str:
     """Returns how the process of a candidate was lost, in words.
 
     Args:

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import packing
 from dynamo_backends.graph.precision import product_precision
-from dynamo_backends.workers.worker_process import environment
+from dynamo_backends.workers.worker_process import child_environment
 
 
 class NotWritable(Exception):
@@ -171,7 +171,7 @@ def settings_here(autocast: str) -> dict[str, Any]:
         autocast: See `autocast_here`, in the thread where the graph was captured.
     """
     return {
-        "environment": environment(),
+        "environment": child_environment(),
         "threads": torch.get_num_threads(),
         "precision": product_precision(),
         "autocast": autocast,

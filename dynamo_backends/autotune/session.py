@@ -20,7 +20,7 @@ from dynamo_backends.verify import restore_rng, snapshot_rng
 from dynamo_backends.workers import memory
 from dynamo_backends.workers.budget import Budget
 from dynamo_backends.workers.progress import COUNTS, Progress
-from dynamo_backends.workers.race import EQUAL, Measured, Race, Run
+from dynamo_backends.workers.race import EQUAL, Race, RaceResult, Run
 
 _SETS = 3  # of inputs, to be rotated
 _LARGE = 1 << 28  # bytes of inputs of which one set has to do
@@ -396,13 +396,13 @@ class TuningSession:
             least=least,
         )
 
-    def _measure(self) -> Measured:
+    def _measure(self) -> RaceResult:
         self._say("measuring")
         race = self._race(self._runs, max(self._share.left_s, 1.0))
         rounds = iter(range(1, 1_000_000))
         return self._noted(race.run(EAGER, lambda: self._say(f"measuring, round {next(rounds)}")))
 
-    def _noted(self, measured: Measured) -> Measured:
+    def _noted(self, measured: RaceResult) -> RaceResult:
         """Notes in the rows what was measured."""
         for name, reason in measured.failed.items():
             self._drop(name, f"raised when it was called: {reason}")
@@ -427,7 +427,7 @@ class TuningSession:
         self._runs.pop(name, None)
         self._seen.pop(name, None)
 
-    def _choose(self, measured: Measured) -> Outcome:
+    def _choose(self, measured: RaceResult) -> Outcome:
         order = [n for n in measured.order if n in self._runs]
         if self._options.objective == "memory":
             winner = self._least_memory(order)
@@ -444,7 +444,7 @@ class TuningSession:
             log.info(text, self._workload.title, measured.contention)
         return Outcome(winner, tuple(rows), short, {"reference": self._reference_s}, disturbed)
 
-    def _fastest(self, order: Sequence[str], measured: Measured) -> str:
+    def _fastest(self, order: Sequence[str], measured: RaceResult) -> str:
         """The fastest; eager if it is no slower, else of several equal ones the cheapest."""
         equal = [n for n in order if n == order[0] or n in measured.equal]
         if EAGER in equal:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.aot.inputs import inspect_captured, readable
+from dynamo_backends.aot.inputs import inspect_captured, user_expression
 from dynamo_backends.autotune.arguments import copies
 
 log = logging.getLogger("dynamo_backends")
@@ -345,7 +345,7 @@ class Symbols:
         self._captured = private.CapturedSymbols(inputs)
         places = captured.graph.find_nodes(op="placeholder")
         names = {
-            i: readable(private.dynamo_source_name(places[i]) or places[i].name)
+            i: user_expression(private.dynamo_source_name(places[i]) or places[i].name)
             for i, value in enumerate(inputs)
             if isinstance(value, torch.SymInt)
         }

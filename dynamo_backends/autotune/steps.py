@@ -17,7 +17,11 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.aot.step.program.programs import OnlineComparison, counting, eager_wins
+from dynamo_backends.aot.step.program.programs import (
+    OnlineComparison,
+    drop_warmup_times,
+    eager_wins,
+)
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.executables import winner_switch
 from dynamo_backends.autotune.graph_budget import GraphBudget
@@ -260,8 +264,8 @@ class TunedStep(StepProgram):
                 return row
             took = f"{seconds[winner] * 1e3:.3g} ms against {seconds[row.name] * 1e3:.3g} ms"
             reason = "" if row.name == winner else f"{winner} took {took} in real steps"
-            own = counting(samples.get(row.name, comparison.eager))
-            ratio = separate_speedup(counting(comparison.eager), own)
+            own = drop_warmup_times(samples.get(row.name, comparison.eager))
+            ratio = separate_speedup(drop_warmup_times(comparison.eager), own)
             speedup = ratio.value, ratio.low, ratio.high
             return replace(row, reason=reason, seconds=seconds[row.name], speedup=speedup)
 

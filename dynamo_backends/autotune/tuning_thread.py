@@ -27,7 +27,7 @@ from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.runtime.private_folder import process_folder
 from dynamo_backends.workers.budget import Budget
 from dynamo_backends.workers.queue_thread import Helper, QueueThread
-from dynamo_backends.workers.worker_process import Lost, WorkerProcess
+from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 log = logging.getLogger("dynamo_backends")
 
@@ -129,7 +129,7 @@ class TuningProgressListener:
             lost: How the process was lost.
             suspect: Who was under way when it was lost the time before.
         """
-        if not self.candidate or not isinstance(lost, Lost):
+        if not self.candidate or not isinstance(lost, ProcessLostError):
             return ""
         if -(lost.status or 0) in _FROM_OUTSIDE:  # perhaps because memory did not suffice
             twice = self.candidate == suspect
@@ -209,7 +209,7 @@ class TuningThread(QueueThread[Task]):
                     rows = plain(list(known.values()))
                     answered = self._process.ask({**request, **more, "known": rows}, None, heard)
                 break
-            except (Lost, OSError) as lost:
+            except (ProcessLostError, OSError) as lost:
                 if self.is_stopping:
                     raise NotWanted from lost
                 heard.count()

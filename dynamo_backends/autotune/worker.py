@@ -36,7 +36,7 @@ from dynamo_backends.autotune.verify import judge
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import CandidateReport, plain
 from dynamo_backends.verify.reference import captured_graph_in_float64
-from dynamo_backends.workers.budget import Budget, cpu_s, share
+from dynamo_backends.workers.budget import Budget, cpu_s, share_budget
 from dynamo_backends.workers.progress import Progress
 from dynamo_backends.workers.race import Run
 from dynamo_backends.workers.worker_process import Say, serve
@@ -212,7 +212,7 @@ def _decide(
         subject.bounds = None
     subject.first = request["first"]
     budget = Budget(options.budget_s, request["spent_s"], cpu_s, request["owes"])
-    share(repr(options), budget)  # with forward and backward graphs inside of this one
+    share_budget(repr(options), budget)  # with forward and backward graphs inside of this one
     with budget.spending(), subject.context():
         static, mutated = subject.static, subject.mutated()
         more = [Arguments(values, static, mutated, watched=False) for values in others]

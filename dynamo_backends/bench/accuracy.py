@@ -95,7 +95,7 @@ def compare_outputs(
 
 
 def as_precise(expected: Any, inexact: Any) -> Any:
-    """Inexact results in the dtypes of exact ones; what is no float stays exact."""
+    """Casts inexact floating-point results to the dtypes of exact ones."""
 
     def each(exact: Any, found: Any) -> Any:
         floating = isinstance(exact, Tensor) and exact.is_floating_point()

@@ -26,8 +26,8 @@ from dynamo_backends.interface.registry import (
 )
 
 
-def require(name: str) -> None:
-    """Checks that a backend can be used here.
+def require_backend(name: str) -> None:
+    """Raises if a backend cannot be used on this machine.
 
     Args:
         name: "eager"; one of `bench.exports.EXPORTS`; a name that `torch.compile` takes; or
@@ -63,8 +63,8 @@ def require(name: str) -> None:
             )
 
 
-def compiling(name: str) -> Any:
-    """Returns what `torch.compile(backend=...)` takes, without the use of entry points."""
+def resolve_compiler(name: str) -> Any:
+    """Returns the value for `torch.compile(backend=...)` from a backend's name."""
     file, _, function = name.rpartition(":")
     if file.endswith(".py"):
         found: Callable[..., Any] = getattr(load_file(Path(file)), function)

@@ -53,8 +53,8 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class How:
-    """The source of the models, and how they are measured.
+class BenchConfig:
+    """The suite, rounds, limits and device of a benchmark run.
 
     Attributes:
         suite: As the command line names it, see `bench.sources`.
@@ -218,7 +218,7 @@ class Outcome:
 
 
 def short(name: str) -> str:
-    """FILE.py:NAME without the folder of the file; other names as they are."""
+    """Shortens FILE.py:NAME to the file's base name; returns other names unchanged."""
     file, _, rest = name.rpartition(":")
     return f"{Path(file).name}:{rest}" if file.endswith(".py") else name
 
@@ -233,7 +233,7 @@ class Run:
     """A benchmark run, finished or not.
 
     Attributes:
-        context: What figures depend on: machine, versions, `How`.
+        context: What figures depend on: machine, versions, `BenchConfig`.
         cells: All that were asked for, in order.
         outcomes: Outcomes of those that were measured.
         command: What was typed.

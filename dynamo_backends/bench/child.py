@@ -6,7 +6,7 @@ known: it may not live to the end.
 
 from typing import Any
 
-from dynamo_backends.bench.cells import Cell, How
+from dynamo_backends.bench.cells import BenchConfig, Cell
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.workers.worker_process import Say, serve
 
@@ -33,15 +33,19 @@ def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
         def tell(**values: Any) -> None:
             say(values)
 
-        cell, how = Cell(**request["cell"]), How(**request["how"])
+        cell, how = Cell(**request["cell"]), BenchConfig(**request["how"])
         tell(stage="load")
         if how.threads is not None:
             torch.set_num_threads(how.threads)
         case = find(how, cell.model, cell.batch)
         if isinstance(case, StreamCase):
-            {"cold": streaming.cold, "warm": streaming.warm}[request["kind"]](case, cell, how, tell)
+            {"cold": streaming.measure_cold, "warm": streaming.measure_warm}[request["kind"]](
+                case, cell, how, tell
+            )
         else:
-            {"cold": measuring.cold, "warm": measuring.warm}[request["kind"]](case, cell, how, tell)
+            {"cold": measuring.measure_cold, "warm": measuring.measure_warm}[request["kind"]](
+                case, cell, how, tell
+            )
     except BaseException as error:
         return {"error": brief_error(error), "out_of_memory": _is_out_of_memory(error)}
     return {}

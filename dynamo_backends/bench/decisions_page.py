@@ -8,16 +8,16 @@ from typing import Any
 
 from dynamo_backends.autotune.decisions import Decision
 from dynamo_backends.autotune.options import EAGER
-from dynamo_backends.bench.cells import as_ratio
-from dynamo_backends.bench.contest import (
+from dynamo_backends.bench.candidate_table import (
     HEADS,
-    Contest,
+    CandidateTable,
     Shown,
     calls_text,
-    contest,
+    candidate_table,
     number,
     pays_off,
 )
+from dynamo_backends.bench.cells import as_ratio
 from dynamo_backends.bench.rendering import environment_rows, render
 from dynamo_backends.interface.report import CandidateReport
 
@@ -44,7 +44,7 @@ class _Section:
     key: str
     title: str
     sentence: str
-    contest: Contest
+    contest: CandidateTable
     facts: list[tuple[str, str]]
     environment: list[tuple[str, str]]
     lines: tuple[str, ...]
@@ -148,7 +148,7 @@ def _section(decision: Decision) -> _Section:
         decision.key[:_KEY],
         f"{decision.graph} graph of {decision.ops} calls, {decision.key[:_KEY]}",
         _sentence(decision),
-        contest(decision.candidates, decision.winner, decision.seconds),
+        candidate_table(decision.candidates, decision.winner, decision.seconds),
         environment_rows({k: v for k, v in facts.items() if v not in ((), "")}),
         environment_rows(decision.environment),
         decision.lines,

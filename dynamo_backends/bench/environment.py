@@ -63,8 +63,8 @@ def environment_line() -> str:
 DEVICES = ("cpu", "cuda")
 
 
-def require(device: str) -> None:
-    """Checks that there is a device.
+def require_torch_device(device: str) -> None:
+    """Raises OptionError if torch cannot use the device here.
 
     Raises:
         OptionError: There is none.
@@ -76,8 +76,8 @@ def require(device: str) -> None:
         )
 
 
-def synchronizing(device: str) -> Callable[[], None] | None:
-    """Returns what waits for a device; None if calls wait themselves."""
+def synchronize_function(device: str) -> Callable[[], None] | None:
+    """Returns the function that waits for a device; None if its calls are synchronous."""
     return torch.cuda.synchronize if device == "cuda" else None
 
 
@@ -87,8 +87,8 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def peak(device: str) -> int:
-    """Largest memory in bytes so far: resident of the process; on a GPU what torch allocated.
+def peak_memory_bytes(device: str) -> int:
+    """Returns the peak resident memory, or torch's peak allocation on a GPU.
 
     Memory that a vendor's runtime takes from a GPU by itself is not seen.
     """
@@ -97,8 +97,8 @@ def peak(device: str) -> int:
     return peak_rss_bytes()
 
 
-class Load:
-    """While it is entered: how busy other processes keep the processors.
+class LoadMonitor:
+    """Context manager that measures how much CPU other processes use meanwhile.
 
     Attributes:
         of_others: Processor seconds of other processes per second; None where the system does not
@@ -107,7 +107,7 @@ class Load:
 
     of_others: float | None = None
 
-    def __enter__(self) -> "Load":
+    def __enter__(self) -> "LoadMonitor":
         """Begins to watch the load."""
         self._start = self._now()
         return self

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dynamo_backends.bench.statistics import compare
+from dynamo_backends.bench.statistics import time_candidates
 from dynamo_backends.capture.explain import Explainer
 from dynamo_backends.capture.explanation import Explanation
 from dynamo_backends.capture.switched import Errors, synchronize
@@ -28,7 +28,7 @@ _RANGE = re.compile(r"\S+ (inference|forward|backward|step) graph( \d+)?( (block
 
 @dataclass(frozen=True)
 class Timed:
-    """The same work in eager and compiled, in the same rounds.
+    """Times of the same work in eager and compiled, sampled in the same rounds.
 
     Attributes:
         eager_s: Seconds in eager, by round; empty if it was not timed there.
@@ -155,7 +155,7 @@ def measure(
         runs["graphs in eager"] = lambda: noted.run(True)
     except Exception as error:
         notes.append(f"Graphs were not timed in eager, which raised {brief_error(error)}")
-    timings = compare(
+    timings = time_candidates(
         runs,
         rounds,
         warmup=1,
@@ -198,7 +198,7 @@ def _parts(compiled: Callable[[], Any], notes: list[str]) -> dict[str, float]:
 
 
 def gradients_too(call: Callable[[], Any], explainer: Explainer) -> Callable[[], Any]:
-    """Returns a call whose results are differentiated, if they can be.
+    """Wraps a model call so that it also runs the backward pass, if it has one.
 
     Args:
         call: A call of the model.

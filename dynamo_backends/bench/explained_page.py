@@ -4,18 +4,18 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dynamo_backends.bench.cells import as_ratio
-from dynamo_backends.bench.contest import (
+from dynamo_backends.bench.candidate_table import (
     HEADS,
-    Contest,
+    CandidateTable,
     Shown,
     calls_text,
-    contest,
+    candidate_table,
     median_ms,
     number,
     short_number,
 )
-from dynamo_backends.bench.dots import ErrorPanel, Panel, Series, error_panel, panel, ratios_of
+from dynamo_backends.bench.cells import as_ratio
+from dynamo_backends.bench.dot_plots import ErrorPanel, Panel, Series, error_panel, panel, ratios_of
 from dynamo_backends.bench.environment import environment
 from dynamo_backends.bench.explained import Timed, Times, break_even, why_slower
 from dynamo_backends.bench.rendering import environment_rows, render
@@ -46,7 +46,7 @@ class _ReportView:
     sentence: str
     fallbacks: list[tuple[str, str]]
     remarks: list[str]
-    contests: list[Contest]
+    contests: list[CandidateTable]
 
 
 def explained_page(explanation: Explanation, times: Times | None, command: str) -> str:
@@ -192,13 +192,13 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _contests(report: GraphReport) -> list[Contest]:
+def _contests(report: GraphReport) -> list[CandidateTable]:
     groups: dict[str, list[CandidateReport]] = {}
     for row in report.candidates:
         groups.setdefault(row.graph, []).append(row)
     named = {key: f"{key or report.kind} graph" for key in groups}
     return [
-        contest(rows, report.chosen, report.tuning_seconds if i == 0 else {}, named[key])
+        candidate_table(rows, report.chosen, report.tuning_seconds if i == 0 else {}, named[key])
         for i, (key, rows) in enumerate(groups.items())
     ]
 

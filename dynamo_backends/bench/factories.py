@@ -46,7 +46,7 @@ def from_file(path: Path, factory: str, batch: int | None) -> Loaded:
 
 
 def named_in(path: Path, name: str) -> Any:
-    """Returns a public name of a file.
+    """Returns a public function or mapping that a Python file defines.
 
     Raises:
         ModelError: There is no such file or name.
@@ -62,7 +62,7 @@ def named_in(path: Path, name: str) -> Any:
 
 
 def made_by(factory: Callable[..., Any], batch: int | None, name: str) -> Loaded:
-    """Returns what a function makes, which may take the batch size as `batch`.
+    """Calls a user's model factory and returns the model and its example arguments.
 
     Args:
         factory: Returns (model, args), (model, args, kwargs), or a module that has its example

@@ -11,12 +11,17 @@ import torch
 from dynamo_backends import _torch_private as private
 from dynamo_backends import coverage, record
 from dynamo_backends.bench.accuracy import compare_outputs
-from dynamo_backends.bench.cells import EAGER, Cell, How, Speedup
-from dynamo_backends.bench.environment import Load, peak, synchronizing, wait
+from dynamo_backends.bench.cells import EAGER, BenchConfig, Cell, Speedup
+from dynamo_backends.bench.environment import (
+    LoadMonitor,
+    peak_memory_bytes,
+    synchronize_function,
+    wait,
+)
 from dynamo_backends.bench.exports import is_export
-from dynamo_backends.bench.statistics import PAUSE_S, compare, p_of_pairs
+from dynamo_backends.bench.statistics import PAUSE_S, p_of_pairs, time_candidates
 from dynamo_backends.bench.suites.case import ModelCase
-from dynamo_backends.bench.work import DTYPES, Runner, Work, results, timed, tolerance
+from dynamo_backends.bench.workload import DTYPES, ModelWorkload, Runner, results, timed, tolerance
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.workers.statistics import Timing
@@ -31,7 +36,7 @@ Tell = Callable[..., None]
 """Notes values that are known, by the names of `Outcome`, and the stage that begins."""
 
 
-def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
+def measure_cold(case: ModelCase, cell: Cell, how: BenchConfig, tell: Tell) -> None:
     """Compiles with nothing in a cache, compares with eager and float64, and times both if asked.
 
     Args:
@@ -43,7 +48,7 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     work = _load(case, cell, how)
     tell(stage="eager")
     work.eager()()
-    tell(peak_eager=peak(how.device))
+    tell(peak_eager=peak_memory_bytes(how.device))
     expected = results(work.eager(), work.calls)
     again = results(work.eager(), work.calls)
     limit = tolerance(cell.dtype, cell.mode)
@@ -56,7 +61,7 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     precise, note = _precise(work, expected)
     allowed = work.allowed(expected)
     tell(note=note)
-    run = checked(work, cell, how, tell, Expected(expected, precise, allowed))
+    run = compile_and_check(work, cell, how, tell, Expected(expected, precise, allowed))
     if run is None:
         return
     if how.accuracy:
@@ -65,8 +70,8 @@ def cold(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     del expected, precise, allowed
     gc.collect()
     tell(stage="rounds")
-    with Load() as load:
-        timings = race({EAGER: timed(work.eager()), "backend": timed(run)}, how)
+    with LoadMonitor() as load:
+        timings = time_rounds({EAGER: timed(work.eager()), "backend": timed(run)}, how)
     tell_speedup(timings[EAGER], timings["backend"], load.of_others, tell)
 
 
@@ -78,8 +83,10 @@ class Expected(NamedTuple):
     allowed: Any
 
 
-def checked(work: Work, cell: Cell, how: How, tell: Tell, expected: Expected) -> Runner | None:
-    """Compiles a model, and returns it if its results are right.
+def compile_and_check(
+    work: ModelWorkload, cell: Cell, how: BenchConfig, tell: Tell, expected: Expected
+) -> Runner | None:
+    """Compiles a model; returns its runner, or None if results are wrong.
 
     Args:
         work: The model.
@@ -104,7 +111,7 @@ def checked(work: Work, cell: Cell, how: How, tell: Tell, expected: Expected) ->
     return run
 
 
-def warm(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
+def measure_warm(case: ModelCase, cell: Cell, how: BenchConfig, tell: Tell) -> None:
     """Compiles with what the first process left in caches, and counts what runs in eager."""
     work = _load(case, cell, how)
     tell(stage="compile")
@@ -112,14 +119,14 @@ def warm(case: ModelCase, cell: Cell, how: How, tell: Tell) -> None:
     tell(stage="calls")
     for _ in range(2):
         run()
-    tell(peak_backend=peak(how.device))
+    tell(peak_backend=peak_memory_bytes(how.device))
     if cell.backend == EAGER or cell.mode == "step" or is_export(cell.backend):
         return
-    tell(stage="coverage", **outside(run))
+    tell(stage="coverage", **count_outside_graphs(run))
 
 
-def outside(run: Runner) -> dict[str, Any]:
-    """Returns what runs outside of graphs; a note if that cannot be said."""
+def count_outside_graphs(run: Runner) -> dict[str, Any]:
+    """Counts operators, and their time, that run in eager outside of graphs."""
     try:
         with coverage() as found:
             run()
@@ -130,20 +137,22 @@ def outside(run: Runner) -> dict[str, Any]:
     return {"ops_outside": found.ops_in_eager, "seconds_outside": found.seconds_in_eager}
 
 
-def _load(case: ModelCase, cell: Cell, how: How) -> Work:
+def _load(case: ModelCase, cell: Cell, how: BenchConfig) -> ModelWorkload:
     if "rnn" in case.tags:
         torch._dynamo.config.allow_rnn = True
-    return Work(case, cell.mode, DTYPES[cell.dtype], how.device)
+    return ModelWorkload(case, cell.mode, DTYPES[cell.dtype], how.device)
 
 
-def _precise(work: Work, expected: Any) -> tuple[Any, str]:
+def _precise(work: ModelWorkload, expected: Any) -> tuple[Any, str]:
     try:
         return work.precise(), ""
     except Exception as error:  # models that name float32 themselves
         return expected, f"compared with eager alone: float64 raised {brief_error(error)}"
 
 
-def _compile(work: Work, cell: Cell, how: How, tell: Tell, name: str) -> tuple[Runner, str]:
+def _compile(
+    work: ModelWorkload, cell: Cell, how: BenchConfig, tell: Tell, name: str
+) -> tuple[Runner, str]:
     """Returns the compiled model, called until it is compiled; and why nothing of it was, if so."""
     if cell.backend == EAGER:
         run = work.eager()
@@ -194,8 +203,8 @@ def why_uncompiled(reports: Sequence[GraphReport], graphs: int) -> str:
     return next(iter(reasons), "the graphs have no operators")
 
 
-def race(steps: dict[str, Runner], how: How) -> dict[str, Timing]:
-    """Times calls in the same rounds.
+def time_rounds(steps: dict[str, Runner], how: BenchConfig) -> dict[str, Timing]:
+    """Times eager and the backend alternately, in the same rounds.
 
     Args:
         steps: By name, eager among them.
@@ -203,7 +212,7 @@ def race(steps: dict[str, Runner], how: How) -> dict[str, Timing]:
     """
     call_s = _once(steps[EAGER], how.device)
     slow = call_s > _SLOW_S
-    return compare(
+    return time_candidates(
         steps,
         how.rounds,
         PAUSE_S,
@@ -213,7 +222,7 @@ def race(steps: dict[str, Runner], how: How) -> dict[str, Timing]:
         budget_s=how.patience_s,
         least_rounds=LEAST_ROUNDS,
         baseline=EAGER,
-        synchronize=synchronizing(how.device),
+        synchronize=synchronize_function(how.device),
     )
 
 

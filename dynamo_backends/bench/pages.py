@@ -4,7 +4,7 @@ from typing import Any
 
 from dynamo_backends.bench.cells import Outcome, Run, short
 from dynamo_backends.bench.comparison import Comparison
-from dynamo_backends.bench.dots import panels
+from dynamo_backends.bench.dot_plots import panels
 from dynamo_backends.bench.environment import threads_in_words
 from dynamo_backends.bench.rendering import environment_rows, render
 from dynamo_backends.bench.summary import Summary, choices, headline, summaries

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.bench.cells import OF_EAGER, Cell, How, Outcome, Status
+from dynamo_backends.bench.cells import OF_EAGER, BenchConfig, Cell, Outcome, Status
 from dynamo_backends.bench.packages import import_psutil
-from dynamo_backends.workers.worker_process import Lost, WorkerProcess
+from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 _STAGES = {
     "load": "while the model was built",
@@ -25,7 +25,7 @@ _STAGES = {
 _GB = 10**9
 
 
-def measure(cell: Cell, how: How) -> Outcome:
+def measure(cell: Cell, how: BenchConfig) -> Outcome:
     """Measures a cell: once from cold and, if that passes, once from warm if times are asked for.
 
     Whatever the processes do, the outcome says it: only an interruption of this one is raised, and
@@ -57,7 +57,7 @@ Failure = tuple[Status, str]
 
 
 def _process(
-    cell: Cell, how: How, kind: str, folder: Path
+    cell: Cell, how: BenchConfig, kind: str, folder: Path
 ) -> tuple[dict[str, Any], Failure | None]:
     """Runs one process; returns what it told, and how it failed."""
     found: dict[str, Any] = {}
@@ -81,12 +81,12 @@ def _process(
             if "error" in answer:
                 return found, ("OOM" if answer["out_of_memory"] else "fail_to_run", answer["error"])
             process.finish(max(deadline - time.monotonic(), 0.0))
-    except Lost as lost:
+    except ProcessLostError as lost:
         return found, _death(lost, how, _STAGES.get(found.get("stage", "load"), ""))
     return found, None
 
 
-def _death(lost: Lost, how: How, stage: str) -> Failure:
+def _death(lost: ProcessLostError, how: BenchConfig, stage: str) -> Failure:
     if lost.limit == "time":
         return "timeout", f"not done after {how.timeout_s:g} s, {stage}"
     if lost.limit == "memory":
@@ -99,7 +99,7 @@ def _death(lost: Lost, how: How, stage: str) -> Failure:
     return "fail_to_run", f"exit status {status} {stage}: {lost.last_line[:300]}"
 
 
-def _variables(how: How, folder: Path) -> dict[str, str]:
+def _variables(how: BenchConfig, folder: Path) -> dict[str, str]:
     """Caches that are empty in the first process, and those of the first in the second."""
     caches = {
         "DYNAMO_BACKENDS_CACHE": folder / "dynamo_backends",

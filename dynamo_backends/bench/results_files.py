@@ -48,7 +48,7 @@ def read(path: Path, kind: str) -> dict[str, Any]:
 
 
 def damaged(path: Path, kind: str, error: Exception) -> ResultError:
-    """Returns the error for a file that is something else.
+    """Creates the error for a file that is not a result of this kind.
 
     Args:
         path: The file.

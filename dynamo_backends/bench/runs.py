@@ -13,15 +13,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dynamo_backends.bench import ledger
-from dynamo_backends.bench.cells import Cell, How, Outcome, Run, as_ratio
+from dynamo_backends.bench import run_file as ledger
+from dynamo_backends.bench.cells import BenchConfig, Cell, Outcome, Run, as_ratio
 from dynamo_backends.bench.environment import environment
 from dynamo_backends.bench.processes import measure
 
 _STYLE = {"pass": "green", "eager_two_runs_differ": "yellow", "eager_fail_to_run": "yellow"}
 
 
-def context(how: How) -> dict[str, Any]:
+def context(how: BenchConfig) -> dict[str, Any]:
     """Returns what the figures of a run depend on."""
     facts = environment()
     if how.threads is not None:
@@ -29,7 +29,9 @@ def context(how: How) -> dict[str, Any]:
     return {**facts, **asdict(how), "date": time.strftime("%Y-%m-%d")}
 
 
-def measure_all(run: Run, cells: Sequence[Cell], how: How, path: Path, console: Console) -> None:
+def measure_all(
+    run: Run, cells: Sequence[Cell], how: BenchConfig, path: Path, console: Console
+) -> None:
     """Measures what is left of some cells of a run; each is saved as soon as it is measured.
 
     Args:
@@ -49,7 +51,7 @@ def measure_all(run: Run, cells: Sequence[Cell], how: How, path: Path, console: 
     ):
         task = progress.add_task("", total=len(cells), completed=len(cells) - len(due))
         for number, cell in enumerate(due):
-            text = in_words(run.seconds_for(due[number:]))
+            text = format_duration(run.seconds_for(due[number:]))
             progress.update(task, description=f"{cell}, {text} left")
             run.outcomes[cell] = measure(cell, how)
             ledger.save(run, path)
@@ -69,10 +71,10 @@ def exit_cleanly_on_sigterm() -> Iterator[None]:
 
 def _line(run: Run, cells: Sequence[Cell], cell: Cell) -> str:
     outcome, due = run.outcomes[cell], run.left_of(cells)
-    left = f", {in_words(run.seconds_for(due))} left" if due else ""
+    left = f", {format_duration(run.seconds_for(due))} left" if due else ""
     return (
         rf"\[{len(cells) - len(due)}/{len(cells)}] {cell}: {_what(outcome)} "
-        f"[dim]({in_words(outcome.seconds)}{left})[/]"
+        f"[dim]({format_duration(outcome.seconds)}{left})[/]"
     )
 
 
@@ -87,8 +89,8 @@ def _what(outcome: Outcome) -> str:
     return text + (f": {outcome.reason}".replace("[", r"\[") if outcome.reason else "")
 
 
-def in_words(seconds: float) -> str:
-    """Returns a duration such as "41 s" or "1 h 20 min"."""
+def format_duration(seconds: float) -> str:
+    """Formats seconds, such as "41 s" or "1 h 20 min"."""
     if math.isnan(seconds):
         return "unknown time"
     if seconds < 100:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.bench.cells import How
+from dynamo_backends.bench.cells import BenchConfig
 from dynamo_backends.bench.factories import Loaded, made_by, named_in
 from dynamo_backends.bench.suites import SUITES, Scale, find_cases
 from dynamo_backends.bench.suites.case import Inputs, ModelCase
@@ -61,7 +61,7 @@ def _inputs(made: Loaded) -> Inputs:
 _BATCH = 4
 
 Case = ModelCase | StreamCase
-Source = Callable[[How, int | None], Sequence[Case]]
+Source = Callable[[BenchConfig, int | None], Sequence[Case]]
 
 _LISTS: dict[str, Source] = {
     "gpu": lambda how, batch: gpu(how.scale, batch or _BATCH),
@@ -76,7 +76,7 @@ NAMES = (*SUITES, *_LISTS)
 """Suites that have a name; others are FILE.py:MODELS."""
 
 
-def cases(how: How, batch: int | None = None) -> Sequence[Case]:
+def cases(how: BenchConfig, batch: int | None = None) -> Sequence[Case]:
     """Returns the models of a suite.
 
     Args:
@@ -99,7 +99,7 @@ def cases(how: How, batch: int | None = None) -> Sequence[Case]:
     )
 
 
-def find(how: How, model: str, batch: int | None = None) -> Case:
+def find(how: BenchConfig, model: str, batch: int | None = None) -> Case:
     """Returns a model of a suite; see `cases`.
 
     Raises:
@@ -114,7 +114,7 @@ def has_mode(case: Case, mode: str) -> bool:
 
 
 def named(known: Sequence[Case], names: Sequence[str]) -> list[Case]:
-    """Returns the models of these names, in their order.
+    """Returns the cases with these names, in their order.
 
     Raises:
         ModelError: There is no such model.
@@ -126,7 +126,7 @@ def named(known: Sequence[Case], names: Sequence[str]) -> list[Case]:
 
 
 def _without_batch(
-    how: How, batch: int | None, suite: Callable[[Scale], Sequence[Case]]
+    how: BenchConfig, batch: int | None, suite: Callable[[Scale], Sequence[Case]]
 ) -> Sequence[Case]:
     if batch is not None:
         raise ModelError(f"requests of the suite {how.suite} have batch sizes of their own.")

@@ -21,7 +21,7 @@ PAUSE_S = 0.03
 LEAST_ROUNDS = 5
 
 
-def compare(
+def time_candidates(
     callables: dict[str, Callable[[], Any]],
     rounds: int,
     pause_s: float = PAUSE_S,
@@ -37,7 +37,7 @@ def compare(
     seed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Times candidates against each other.
+    """Times callables alternately, in rounds.
 
     Args:
         callables: What to time, by name.
@@ -135,10 +135,10 @@ def p_of_pairs(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def p_of_groups(first: Sequence[float], second: Sequence[float]) -> float:
-    """Returns whether two samples come from one distribution: the two-sided Mann-Whitney test."""
+    """Returns the p-value of the two-sided Mann-Whitney test of two samples."""
     return float(import_stats().mannwhitneyu(first, second).pvalue)
 
 
 def adjusted(ps: Sequence[float]) -> list[float]:
-    """P-values that allow for how many there are (Benjamini and Hochberg, 1995)."""
+    """Adjusts p-values for multiple testing (Benjamini and Hochberg, 1995)."""
     return [float(p) for p in import_stats().false_discovery_control(list(ps))] if len(ps) else []

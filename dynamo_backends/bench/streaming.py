@@ -16,19 +16,24 @@ from torch.utils import _pytree as pytree
 from dynamo_backends import _torch_private as private
 from dynamo_backends import record
 from dynamo_backends.bench.accuracy import TOLERANCE, compare_outputs
-from dynamo_backends.bench.backends import compiling
-from dynamo_backends.bench.cells import EAGER, Cell, How
-from dynamo_backends.bench.environment import Load, peak, synchronizing, wait
+from dynamo_backends.bench.backends import resolve_compiler
+from dynamo_backends.bench.cells import EAGER, BenchConfig, Cell
+from dynamo_backends.bench.environment import (
+    LoadMonitor,
+    peak_memory_bytes,
+    synchronize_function,
+    wait,
+)
 from dynamo_backends.bench.measuring import (
     LEAST_ROUNDS,
     Tell,
-    outside,
+    count_outside_graphs,
     tell_speedup,
     why_uncompiled,
 )
-from dynamo_backends.bench.statistics import PAUSE_S, compare
+from dynamo_backends.bench.statistics import PAUSE_S, time_candidates
 from dynamo_backends.bench.suites.streams import Compile, Stream, StreamCase
-from dynamo_backends.bench.work import DTYPES, cast, tolerance
+from dynamo_backends.bench.workload import DTYPES, cast, tolerance
 from dynamo_backends.pipeline import background
 
 Serve = Callable[..., Any]
@@ -90,7 +95,7 @@ def percentile(latencies: Sequence[float], percent: int) -> float:
     return statistics.quantiles(latencies, n=100, method="inclusive")[percent - 1]
 
 
-def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
+def measure_cold(case: StreamCase, cell: Cell, how: BenchConfig, tell: Tell) -> None:
     """Answers requests with nothing in a cache, compares the answers, and times both if asked.
 
     Args:
@@ -103,7 +108,7 @@ def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
     with _gradients(stream):
         for request in stream.requests:
             eager(*request)
-        tell(peak_eager=peak(how.device), requests=len(stream.requests))
+        tell(peak_eager=peak_memory_bytes(how.device), requests=len(stream.requests))
         again = stream.serve(copy.deepcopy(stream.model), _in_eager)
         if reason := _wrong(stream, eager, again, cell)[1]:
             tell(status="eager_two_runs_differ", reason=reason)
@@ -132,19 +137,19 @@ def cold(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
         _rounds(stream, eager, served, how, tell)
 
 
-def warm(case: StreamCase, cell: Cell, how: How, tell: Tell) -> None:
+def measure_warm(case: StreamCase, cell: Cell, how: BenchConfig, tell: Tell) -> None:
     """Answers requests with what the first process left in caches."""
     stream, _ = _begun(case, cell, how, tell)
     with _gradients(stream):
         tell(stage="compile")
         served, _ = _compiled(stream, cell, how, tell, "compile_warm_s")
-        tell(stage="calls", peak_backend=peak(how.device))
+        tell(stage="calls", peak_backend=peak_memory_bytes(how.device))
         if cell.backend != EAGER:
             first = stream.requests[0]
-            tell(stage="coverage", **outside(lambda: served(*first)))
+            tell(stage="coverage", **count_outside_graphs(lambda: served(*first)))
 
 
-def _begun(case: StreamCase, cell: Cell, how: How, tell: Tell) -> tuple[Stream, Serve]:
+def _begun(case: StreamCase, cell: Cell, how: BenchConfig, tell: Tell) -> tuple[Stream, Serve]:
     """Returns the stream in the cell's dtype, and eager."""
     stream, dtype = case.make(), DTYPES[cell.dtype]
     stream.model.to(how.device, dtype)
@@ -154,7 +159,7 @@ def _begun(case: StreamCase, cell: Cell, how: How, tell: Tell) -> tuple[Stream, 
     return stream, _waiting(stream.serve(copy.deepcopy(stream.model), _in_eager), how)
 
 
-def _waiting(serve: Serve, how: How) -> Serve:
+def _waiting(serve: Serve, how: BenchConfig) -> Serve:
     """Answers when the device is done."""
 
     def answer(*request: Any) -> Any:
@@ -172,14 +177,16 @@ def _in_eager(function: Callable[..., Any]) -> Callable[..., Any]:
 def _by(backend: str) -> Compile:
     if backend == EAGER:
         return _in_eager
-    return lambda function: torch.compile(function, backend=compiling(backend))
+    return lambda function: torch.compile(function, backend=resolve_compiler(backend))
 
 
 def _gradients(stream: Stream) -> AbstractContextManager[Any]:
     return torch.set_grad_enabled(stream.trains)
 
 
-def _compiled(stream: Stream, cell: Cell, how: How, tell: Tell, name: str) -> tuple[Serve, str]:
+def _compiled(
+    stream: Stream, cell: Cell, how: BenchConfig, tell: Tell, name: str
+) -> tuple[Serve, str]:
     """Returns the compiled model after it has answered all requests twice.
 
     Returns:
@@ -231,15 +238,15 @@ def _wrong(stream: Stream, eager: Serve, served: Serve, cell: Cell) -> tuple[int
     return sum(map(bool, found)), first + others
 
 
-def _rounds(stream: Stream, eager: Serve, served: Serve, how: How, tell: Tell) -> None:
+def _rounds(stream: Stream, eager: Serve, served: Serve, how: BenchConfig, tell: Tell) -> None:
     """Rounds in which each answers all requests."""
     latencies: dict[str, list[float]] = {EAGER: [], "backend": []}
 
     def answering(name: str, serve: Serve) -> Callable[[], None]:
         return lambda: latencies[name].extend(seconds(serve, r) for r in stream.requests)
 
-    with Load() as load:
-        timings = compare(
+    with LoadMonitor() as load:
+        timings = time_candidates(
             {EAGER: answering(EAGER, eager), "backend": answering("backend", served)},
             how.rounds,
             PAUSE_S,
@@ -247,7 +254,7 @@ def _rounds(stream: Stream, eager: Serve, served: Serve, how: How, tell: Tell) -
             lead_in=0,
             budget_s=how.patience_s,
             least_rounds=LEAST_ROUNDS,
-            synchronize=synchronizing(how.device),
+            synchronize=synchronize_function(how.device),
         )
     tell(
         p50_s=percentile(latencies["backend"], 50),

@@ -55,7 +55,7 @@ class Summary:
     @property
     def kind(self) -> str:
         """Mode, dtype and batch size in words."""
-        return in_words(self.key[1:])
+        return describe_mode(self.key[1:])
 
     @property
     def sentence(self) -> str:
@@ -72,8 +72,8 @@ class Summary:
         return f"{short(self.key[0])}: {self.passed} of {self.of}{speed}"
 
 
-def in_words(kind: Sequence[str | int | None]) -> str:
-    """Mode, dtype and batch size such as "inference, float32, batch 4"."""
+def describe_mode(kind: Sequence[str | int | None]) -> str:
+    """Describes mode, dtype and batch size, such as "inference, float32, batch 4"."""
     mode, dtype, batch = kind
     return f"{mode}, {dtype}" + ("" if batch is None else f", batch {batch}")
 
@@ -132,7 +132,7 @@ def chosen_text(chosen: Iterable[str]) -> str:
 
 
 def significant(outcomes: Iterable[Outcome]) -> dict[int, float]:
-    """P-values that allow for how many there are, by `id` of the outcome."""
+    """Returns adjusted p-values of passing outcomes, by `id` of the outcome."""
     tested = {
         id(o): o.speedup.p
         for o in outcomes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from dynamo_backends.aot.inputs import readable
+from dynamo_backends.aot.inputs import user_expression
 from dynamo_backends.capture.breaks import (
     Source,
     function_name,
@@ -76,9 +76,9 @@ def read_guards(guards: Collection[Any], code: CodeType) -> list[Guard]:
     name = function_name(code)
     return [
         Guard(
-            readable(guard.name),
+            user_expression(guard.name),
             guard.create_fn_name(),
-            tuple(readable(c) for c in guard.code_list or ()),
+            tuple(user_expression(c) for c in guard.code_list or ()),
             name,
             user_line(guard.user_stack),
         )
@@ -125,7 +125,7 @@ def _clean(failure: str) -> str:
     first = failure.split("\nUser stack trace:")[0]
     first = re.sub(r"^\[?\d+/\d+\]?: ", "", first)
     first = re.sub(r"\s+# .*$", "", first, flags=re.DOTALL)
-    return readable(first.strip())
+    return user_expression(first.strip())
 
 
 def _line_in(failure: str) -> Source | None:
@@ -137,6 +137,6 @@ def _line_of_guard(reason: str, code: CodeType, known: Iterable[Guard]) -> Sourc
     named = re.match(r"tensor '([^']+)'", reason)
     if named is None:
         return None
-    wanted, function = readable(named[1]), function_name(code)
+    wanted, function = user_expression(named[1]), function_name(code)
     lines = [g.source for g in known if g.function == function and g.name == wanted and g.source]
     return lines[0] if lines else None

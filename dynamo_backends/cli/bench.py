@@ -16,7 +16,7 @@ from dynamo_backends.bench.sources import Case
 from dynamo_backends.interface.errors import OptionError
 
 if TYPE_CHECKING:
-    from dynamo_backends.bench.cells import Cell, How, Run
+    from dynamo_backends.bench.cells import BenchConfig, Cell, Run
     from dynamo_backends.bench.sources import Case
 
 
@@ -177,12 +177,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import ledger, packages, runs
+    from dynamo_backends.bench import packages, runs
+    from dynamo_backends.bench import run_file as ledger
 
     for needed in (packages.import_psutil, packages.import_stats, packages.import_jinja2):
         needed()  # now, not after hours
     how, output = _how(args), args.output
-    run = ledger.begin(runs.context(how), output, args.resume)
+    run = ledger.open_run(runs.context(how), output, args.resume)
     cells = _asked(args, how, run)
     run.command = shlex.join(["dynamo-backends", *args.given])
     try:
@@ -198,19 +199,19 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
     return int(bool(failed))
 
 
-def _how(args: argparse.Namespace) -> "How":
+def _how(args: argparse.Namespace) -> "BenchConfig":
     from dynamo_backends.bench import environment
-    from dynamo_backends.bench.cells import How
+    from dynamo_backends.bench.cells import BenchConfig
 
     checkout = str(args.path.resolve()) if args.path else ""
-    environment.require(args.device)
-    return How(
+    environment.require_torch_device(args.device)
+    return BenchConfig(
         absolute(args.suite), checkout, args.scale, args.rounds, args.patience, args.threads,
         args.timeout, args.memory, args.device, args.accuracy,
     )  # fmt: skip
 
 
-def _asked(args: argparse.Namespace, how: "How", begun: "Run") -> "list[Cell]":
+def _asked(args: argparse.Namespace, how: "BenchConfig", begun: "Run") -> "list[Cell]":
     from dynamo_backends.bench import backends, exports, sources
 
     known = sources.cases(how, args.batch[0] if args.batch else None)
@@ -220,7 +221,7 @@ def _asked(args: argparse.Namespace, how: "How", begun: "Run") -> "list[Cell]":
     )  # fmt: skip
     cells = named.of(known, begun.cells)
     for name in named.backends or dict.fromkeys(c.backend for c in begun.left_of(cells)):
-        backends.require(name)
+        backends.require_backend(name)
     _require_exportable([c for c in cells if exports.is_export(c.backend)], known, how)
     if not cells:
         mode = " ".join(args.mode or ["inference"])
@@ -228,7 +229,9 @@ def _asked(args: argparse.Namespace, how: "How", begun: "Run") -> "list[Cell]":
     return cells
 
 
-def _require_exportable(cells: "Sequence[Cell]", known: "Sequence[Case]", how: "How") -> None:
+def _require_exportable(
+    cells: "Sequence[Cell]", known: "Sequence[Case]", how: "BenchConfig"
+) -> None:
     from dynamo_backends.bench.sources import StreamCase
 
     streams = {case.name for case in known if isinstance(case, StreamCase)}
@@ -248,7 +251,8 @@ def _report(run: "Run", results: Path, html: Path | None, console: Console) -> N
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import comparison, ledger, pages
+    from dynamo_backends.bench import comparison, pages
+    from dynamo_backends.bench import run_file as ledger
 
     if len(args.files) != 2:
         raise OptionError("compare takes two files: bench compare BEFORE.json AFTER.json.")
@@ -267,7 +271,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 
 
 def _page(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import ledger
+    from dynamo_backends.bench import run_file as ledger
 
     if len(args.files) != 1:
         raise OptionError("page takes one file: bench page RESULT.json.")
@@ -289,7 +293,7 @@ def output_console(stderr: bool = False) -> Console:
 
 
 def natural(text: str) -> int:
-    """Returns a number from 0, for argparse."""
+    """Parses an integer of at least 0, for argparse."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"must be a whole number from 0, not {text!r}")
     return int(text)
@@ -320,7 +324,7 @@ def positive_number(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """Returns a finite number from 0, for argparse."""
+    """Parses a finite number of at least 0, for argparse."""
     try:
         number = float(text)
     except ValueError:

@@ -86,13 +86,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
-    from dynamo_backends.bench.backends import require
+    from dynamo_backends.bench.backends import require_backend
     from dynamo_backends.conformance import catalogue, pages, runs
-    from dynamo_backends.conformance.ledger import Journal
+    from dynamo_backends.conformance.journal import Journal
     from dynamo_backends.runtime.cache import write_whole
 
     console = output_console(stderr=args.json)
-    require(absolute(args.backend))
+    require_backend(absolute(args.backend))
     settings = _settings(args)
     files = runs.Files.of(settings.backend, folder)
     if files.journal.exists() and not args.resume:

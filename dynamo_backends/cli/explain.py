@@ -133,7 +133,7 @@ def waiting_line() -> Waiting:
 
 
 def built(args: argparse.Namespace, waiting: Waiting) -> tuple[Any, list[tuple[Any, Any]]]:
-    """Builds the model that a command line names.
+    """Builds the model and the calls that the command line names.
 
     Args:
         args: See `model_arguments`.

@@ -38,14 +38,14 @@ def run(args: argparse.Namespace) -> int:
     """
     import warnings
 
-    from dynamo_backends.package.verifying import checked_parts, compared, is_step
+    from dynamo_backends.package.verifying import check_parts, compare_package, is_step
 
-    print(f"{checked_parts(args.file)} parts have their checksums")
+    print(f"{check_parts(args.file)} parts have their checksums")
     if is_step(args.file):
         return _load_step(args)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        outcome = compared(args.file, strict=args.strict, checkpoint=args.checkpoint)
+        outcome = compare_package(args.file, strict=args.strict, checkpoint=args.checkpoint)
     for each in told:
         print(f"warning: {each.message}")
     counts = f"{outcome.executables} from the file, {outcome.compiled} compiled here"

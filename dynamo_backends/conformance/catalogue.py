@@ -19,7 +19,7 @@ from dynamo_backends.conformance.outcomes import (
     Group,
     Outcome,
     how_it_ended,
-    of,
+    new_outcome,
 )
 from dynamo_backends.conformance.rewrites import running as rewrites
 from dynamo_backends.conformance.subject import OwnRandomNumbersError, Subject, UntriedError
@@ -112,7 +112,7 @@ def _operators(group: Group, settings: Settings) -> Iterator[Check]:
 
 
 def require_database() -> None:
-    """Looks for what torch's database of operators imports.
+    """Raises OptionError if a package that torch's OpInfo database imports is missing.
 
     Raises:
         OptionError: A package is missing.
@@ -124,8 +124,8 @@ def require_database() -> None:
         )
 
 
-class Work:
-    """Runs checks in another process."""
+class CheckRunner:
+    """Runs checks with the same settings in a worker process, and reports crashes."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -140,7 +140,7 @@ class Work:
 
     def broke_down(self, check: Check, exit_code: int | str) -> Outcome:
         """Returns the outcome of a check during which the process ended, or was ended."""
-        outcome = of(check)
+        outcome = new_outcome(check)
         if exit_code == TIMEOUT:
             outcome.seconds = self.settings.limit_s
             return outcome.fail("timeout", f"not done after {self.settings.limit_s:g} s")
@@ -162,7 +162,7 @@ def run(check: Check, settings: Settings) -> Outcome:
 
 
 def rule(check: Check) -> Rule:
-    """Returns the function of a check that is one."""
+    """Returns the Python function that implements a check of a table."""
     if check.group == "models":
         return lambda subject: models.run(subject, check.name)
     return RULES[check.group][check.name]
@@ -177,7 +177,7 @@ def _run_operator(check: Check, settings: Settings) -> Outcome:
 
 
 def run_rule(check: Check, rule: Rule, backend: str) -> Outcome:
-    """Runs a function with a backend and says what came of it.
+    """Runs a check function with a backend; blames torch if aot_eager fails it too.
 
     Args:
         check: Its name.
@@ -193,7 +193,7 @@ def run_rule(check: Check, rule: Rule, backend: str) -> Outcome:
 
 
 def _try(check: Check, rule: Rule, subject: Subject) -> Outcome:
-    outcome = of(check)
+    outcome = new_outcome(check)
     outcome.samples = 1
     torch._dynamo.reset()
     torch.manual_seed(0)

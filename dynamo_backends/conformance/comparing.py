@@ -34,8 +34,8 @@ def tensors(tree: Any) -> list[torch.Tensor]:
     return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
-def same(expected: Any, results: Any, precise: Any, word: str = "output") -> None:
-    """Asserts equal structure, values as accurate as eager's, equal dtypes and strides.
+def assert_same(expected: Any, results: Any, precise: Any, word: str = "output") -> None:
+    """Asserts equal structure, dtypes and strides, and values as accurate as eager's.
 
     Args:
         expected: Eager's.
@@ -58,8 +58,8 @@ def same(expected: Any, results: Any, precise: Any, word: str = "output") -> Non
             ensure(e.requires_grad == r.requires_grad, f"{word} {i}: requires_grad is not eager's")
 
 
-def close(found: Any, expected: Any) -> None:
-    """Asserts values as accurate as eager's, where there is no reference: within 1e-4.
+def assert_close(found: Any, expected: Any) -> None:
+    """Asserts values within 1e-4 of eager's, where there is no float64 reference.
 
     Raises:
         AssertionError: They are not, or their number, shapes or dtypes differ.

@@ -7,7 +7,7 @@ from torch import nn
 
 from dynamo_backends.bench.accuracy import check, compare_outputs
 from dynamo_backends.bench.suites import ModelCase, call, suite
-from dynamo_backends.bench.work import cast, tolerance, without_dropout
+from dynamo_backends.bench.workload import cast, tolerance, without_dropout
 from dynamo_backends.conformance.comparing import ensure
 from dynamo_backends.conformance.subject import Subject, UntriedError, gradients
 

@@ -135,13 +135,13 @@ class Outcome:
         return cls(**{**given, "reasons": Counter(given.get("reasons", {}))})
 
 
-def of(check: Check) -> Outcome:
-    """Returns the outcome of a check of which nothing is known yet."""
+def new_outcome(check: Check) -> Outcome:
+    """Creates the outcome of a check that has not run yet."""
     return Outcome(check.name, check.dtype, group=check.group)
 
 
 def how_it_ended(exit_code: int) -> str:
-    """Returns a process's end, in words."""
+    """Describes a process's exit code or signal in words."""
     if exit_code < 0:
         return f"the process died of {signal.Signals(-exit_code).name}"
     return f"the process ended with exit code {exit_code}"

@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from dynamo_backends.bench.cells import short
 from dynamo_backends.bench.environment import environment
-from dynamo_backends.bench.runs import exit_cleanly_on_sigterm, in_words
+from dynamo_backends.bench.runs import exit_cleanly_on_sigterm, format_duration
 from dynamo_backends.conformance import workers
-from dynamo_backends.conformance.catalogue import Settings, Work
-from dynamo_backends.conformance.ledger import Journal
+from dynamo_backends.conformance.catalogue import CheckRunner, Settings
+from dynamo_backends.conformance.journal import Journal
 from dynamo_backends.conformance.outcomes import GROUPS, Check, Outcome
 from dynamo_backends.conformance.rewrites.running import smallest_crash
 from dynamo_backends.interface.registry import get_backend, list_backends, third_party_version
@@ -96,7 +96,7 @@ def run_all(
         for done, outcome in enumerate(_outcomes(left, settings, processes, log), start=1):
             journal.add(outcome)
             remaining = (time.monotonic() - began) / done * (len(left) - done)
-            text = f"{escape(str(outcome.check))}, {in_words(remaining)} left"
+            text = f"{escape(str(outcome.check))}, {format_duration(remaining)} left"
             progress.update(task, advance=1, description=text)
             if outcome.failed or not (console.is_terminal or outcome.group == "rewrites"):
                 place = f"{len(asked) - len(left) + done}/{len(asked)}"
@@ -108,9 +108,9 @@ def run_all(
 def _outcomes(
     left: list[Check], settings: Settings, processes: int, log: Path | None
 ) -> Iterator[Outcome]:
-    work = Work(settings)
+    work = CheckRunner(settings)
     for _, checks in groupby(left, key=lambda check: check.group):
-        for outcome in workers.each(
+        for outcome in workers.map_in_processes(
             work, checks, work.broke_down, processes, limit_s=settings.limit_s, log=log
         ):
             if outcome.group == "rewrites":
@@ -122,9 +122,9 @@ def _outcomes(
             yield _alone(outcome, work, settings, log) if again else outcome
 
 
-def _alone(outcome: Outcome, work: Work, settings: Settings, log: Path | None) -> Outcome:
+def _alone(outcome: Outcome, work: CheckRunner, settings: Settings, log: Path | None) -> Outcome:
     """A failure, tried again in a process that has done nothing else: it may come from before."""
-    (again,) = workers.each(
+    (again,) = workers.map_in_processes(
         work, [outcome.check], work.broke_down, 1, limit_s=settings.limit_s, log=log
     )
     if again.failed:
@@ -138,14 +138,14 @@ def _line(outcome: Outcome, place: str, remaining: float) -> str:
     reason = f": {outcome.reason}" if outcome.reason else ""
     return (
         rf"\[{place}] {escape(str(outcome.check))} [{style}]{outcome.status}[/]{escape(reason)} "
-        f"[dim]({in_words(outcome.seconds)}, {in_words(remaining)} left)[/]"
+        f"[dim]({format_duration(outcome.seconds)}, {format_duration(remaining)} left)[/]"
     )
 
 
 def result(
     asked: list[Check], journal: Journal, given: Mapping[str, Any], commands: Sequence[str]
 ) -> dict[str, Any]:
-    """A run in types that JSON has, with what was asked for in earlier runs that it goes on with.
+    """Returns a run as a JSON-compatible dictionary, earlier resumed parts included.
 
     Args:
         asked: The checks.

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.bench.backends import compiling
+from dynamo_backends.bench.backends import resolve_compiler
 from dynamo_backends.bench.suites import Inputs, call
-from dynamo_backends.bench.work import loss
+from dynamo_backends.bench.workload import loss
 from dynamo_backends.conformance.comparing import (
     aliases,
+    assert_same,
     copy_inputs,
     ensure,
-    same,
     tensors,
     widen,
 )
@@ -41,7 +41,7 @@ class OwnRandomNumbersError(Exception):
 
 
 class UntriedError(Exception):
-    """There is nothing that the backend could be compared with."""
+    """Raised when no reference exists that the backend could be compared with."""
 
 
 def reports_itself(name: str) -> bool:
@@ -57,7 +57,7 @@ def compiler_of(name: str, **options: Any) -> Any:
         options: For a backend of this package; those that it does not have are left out.
     """
     if not reports_itself(name):
-        return compiling(name)
+        return resolve_compiler(name)
     known = {f.name for f in fields(get_backend(name).Options)}
     return compiler(name, **{k: v for k, v in options.items() if k in known})
 
@@ -116,8 +116,8 @@ class Subject:
         results = compiled(*ours)
         torch.manual_seed(SEED)
         expected = function(*theirs)
-        same(expected, results, reference(function, precise, expected))
-        same(theirs, ours, theirs, "input")
+        assert_same(expected, results, reference(function, precise, expected))
+        assert_same(theirs, ours, theirs, "input")
         found, wanted = aliases(results, ours), aliases(expected, theirs)
         ensure(found == wanted, f"outputs share memory with {found} instead of {wanted}")
 
@@ -152,6 +152,6 @@ def gradients(model: Function, owner: nn.Module, inputs: Inputs) -> dict[str, Te
     return {n: p.grad.clone() for n, p in owner.named_parameters() if p.grad is not None}
 
 
-def twin(module: nn.Module) -> nn.Module:
-    """Returns a copy in float64."""
+def float64_copy(module: nn.Module) -> nn.Module:
+    """Returns a deep copy of a module in float64, as a reference."""
     return copy.deepcopy(module).double()

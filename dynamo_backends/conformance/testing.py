@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import pytest
 
-from dynamo_backends.bench.backends import require
+from dynamo_backends.bench.backends import require_backend
 from dynamo_backends.conformance import catalogue
-from dynamo_backends.conformance.catalogue import Settings, Work
+from dynamo_backends.conformance.catalogue import CheckRunner, Settings
 from dynamo_backends.conformance.outcomes import DTYPES, GROUPS, UNTRIED, Check, Group, Outcome
 from dynamo_backends.conformance.workers import Worker
 from dynamo_backends.interface.errors import OptionError
@@ -63,8 +63,8 @@ class BackendConformance:
     @pytest.fixture(scope="class")
     def conformance_run(self, request: pytest.FixtureRequest) -> Iterator[Run]:
         """Runs checks one after the other, in another process."""
-        require(self.backend)
-        work = Work(self._settings(request.config))
+        require_backend(self.backend)
+        work = CheckRunner(self._settings(request.config))
         with Worker(work) as worker:
             yield lambda check: worker.result(check, work.broke_down, work.settings.limit_s)
 

@@ -7,9 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.conformance.comparing import ensure, same
+from dynamo_backends.conformance.comparing import assert_same, ensure
 from dynamo_backends.conformance.registering import Table
-from dynamo_backends.conformance.subject import Function, Subject, gradients, reference, twin
+from dynamo_backends.conformance.subject import (
+    Function,
+    Subject,
+    float64_copy,
+    gradients,
+    reference,
+)
 
 CHECKS = Table()
 
@@ -18,7 +24,7 @@ RECOMPILATIONS = 64
 
 
 def halves(x: Tensor) -> Tensor:
-    """Returns the sum of two halves of each row."""
+    """Adds the two halves of each row."""
     return x.view(x.shape[0], 2, -1).relu().sum(1)
 
 
@@ -79,7 +85,7 @@ class Reader(nn.Module):
 
 
 class Seer(nn.Module):
-    """Images in, with convolutions and pooling, and classes of them out."""
+    """A small image classifier with convolutions and pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +132,7 @@ def _each_size(
         for x in inputs:
             expected = function(x)
             try:
-                same(expected, compiled(x), reference(function, (x,), expected))
+                assert_same(expected, compiled(x), reference(function, (x,), expected))
             except AssertionError as error:
                 raise AssertionError(f"size {tuple(x.shape)}: {error}") from error
 
@@ -145,7 +151,7 @@ def gradients_of_a_model(subject: Subject, value: str) -> None:
     """Gradients at several sizes."""
     make, inputs = MODELS[value]
     module = make()
-    wide = twin(module)
+    wide = float64_copy(module)
     with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
         compiled = subject.compile(module, dynamic=True)
         for x in inputs():
@@ -154,7 +160,7 @@ def gradients_of_a_model(subject: Subject, value: str) -> None:
             module.load_state_dict(state)
             theirs = gradients(module, module, (x,))
             precise = gradients(wide, wide, (x.double() if x.is_floating_point() else x,))
-            same(theirs, ours, precise, "gradient")
+            assert_same(theirs, ours, precise, "gradient")
 
 
 @CHECKS.add
@@ -165,7 +171,7 @@ def weights_that_change_between_sizes(subject: Subject) -> None:
     with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
         for x in MODELS["reader"][1]():
             for _ in range(2):
-                same(module(x), compiled(x), twin(module)(x))
+                assert_same(module(x), compiled(x), float64_copy(module)(x))
                 module.bias.add_(0.5)
                 module.head.weight.mul_(-0.5)
 

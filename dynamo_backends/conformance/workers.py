@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dynamo_backends.workers.worker_process import Lost, Say, WorkerProcess, serve
+from dynamo_backends.workers.worker_process import ProcessLostError, Say, WorkerProcess, serve
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ class Worker(WorkerProcess):
         broke_down: Callable[[Any, int | str], Any],
         limit_s: float | None = None,
     ) -> Any:
-        """Returns the function's result; see `each`."""
+        """Returns the function's result; see `map_in_processes`."""
         if self._done >= self._lifetime:
             self.end()
             self._done = 0
@@ -54,12 +54,12 @@ class Worker(WorkerProcess):
         request = {"call": _text((self._function, item))}
         try:
             return _read(self.ask(request, _START_S, lambda begun: limit_s)["result"])
-        except Lost as lost:
+        except ProcessLostError as lost:
             self._done = 0
             return broke_down(item, TIMEOUT if lost.status is None else lost.status)
 
 
-def each(
+def map_in_processes(
     function: Callable[[Item], Result],
     items: Iterable[Item],
     broke_down: Callable[[Item, int | str], Result],
@@ -68,7 +68,7 @@ def each(
     limit_s: float | None = None,
     log: Path | None = None,
 ) -> Iterator[Result]:
-    """A function's results, as they come.
+    """Applies a function to items in worker processes; yields results as they finish.
 
     Args:
         function: Can be pickled, as items and results can.

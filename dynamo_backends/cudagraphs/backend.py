@@ -115,8 +115,8 @@ WRAPPED: Mapping[str, str] = {"nvfuser_cudagraphs": "nvfuser"}
 """Backends made of others: name to the backend that compiles. One needs its row in the registry."""
 
 
-def make(name: str, inner: str) -> Backend:
-    """Returns a backend that launches the programs of another one as CUDA graphs.
+def wrap_backend(name: str, inner: str) -> Backend:
+    """Wraps a backend so that its programs are launched as CUDA graphs.
 
     Args:
         name: Its own.
@@ -149,7 +149,7 @@ def make(name: str, inner: str) -> Backend:
 
 def nvfuser_cudagraphs() -> Backend:
     """nvFuser's programs as CUDA graphs."""
-    return make("nvfuser_cudagraphs", WRAPPED["nvfuser_cudagraphs"])
+    return wrap_backend("nvfuser_cudagraphs", WRAPPED["nvfuser_cudagraphs"])
 
 
 _TAGS = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.cudagraphs.device import Order, driver, order_of
-from dynamo_backends.cudagraphs.slots import Results, Slots
+from dynamo_backends.cudagraphs.slots import OutputCopies, StaticInputs
 from dynamo_backends.interface.errors import CompileError, first_line
 
 Function = Callable[[list[Any]], Sequence[Any]]
@@ -109,16 +109,16 @@ class Recording:
         return graph, outputs
 
 
-def _slots(inputs: Sequence[Tensor]) -> Slots:
+def _slots(inputs: Sequence[Tensor]) -> StaticInputs:
     try:
-        return Slots(inputs)
+        return StaticInputs(inputs)
     except ValueError as error:
         raise CompileError(f"an input cannot be copied to static memory: {error}") from error
 
 
-def _results(outputs: Sequence[Any]) -> Results:
+def _results(outputs: Sequence[Any]) -> OutputCopies:
     try:
-        return Results(outputs)
+        return OutputCopies(outputs)
     except ValueError as error:
         raise CompileError(f"an output cannot be copied: {error}") from error
 
@@ -145,8 +145,8 @@ RECORDINGS = 8
 """A function that would have to be recorded more often than this goes on as it is."""
 
 
-class Notes(Protocol):
-    """The callbacks that are told when a function is recorded or not."""
+class RecordingCallbacks(Protocol):
+    """Callbacks for when a function is recorded as a CUDA graph, or refused."""
 
     def captured(self) -> None:
         """A graph was recorded."""
@@ -181,7 +181,7 @@ class GraphedFunction:
         function: Function,
         index: int,
         warmup: int,
-        notes: Notes,
+        notes: RecordingCallbacks,
         *,
         baked: Collection[int] = (),
         hopeful: Collection[int] = (),

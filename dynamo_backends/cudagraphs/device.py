@@ -130,7 +130,7 @@ def driver() -> Any:
 
 
 class Order:
-    """The order in which the graphs of one device run.
+    """Serializes the CUDA graphs of one device, which share memory.
 
     They share memory (a pool, and workspaces of libraries), so they must not run at the same time:
     one lock covers copying inputs, launching and copying results, and a launch waits for the

@@ -64,7 +64,7 @@ class CapturedExecutable(Executable):
         self._hopeful = [k for k, role in enumerate(roles) if role is Role.SAVED]
         # What a forward graph returns is saved, and a gradient is kept: both outlive the next call.
         self._reuse = options.cudagraph_outputs == "reused" and graph.kind == "inference"
-        self._notes = ReportNotes(backend, options)
+        self._notes = ReportCallbacks(backend, options)
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
@@ -100,8 +100,8 @@ class CapturedExecutable(Executable):
         return self.inner.dump()
 
 
-class ReportNotes:
-    """Writes down in a graph's report what became of its blocks.
+class ReportCallbacks:
+    """Notes in a graph's report which blocks became CUDA graphs, and why others not.
 
     Args:
         backend: The backend's name.

@@ -9,7 +9,7 @@ from dynamo_backends._torch_private import disable_current_modes
 
 
 class Place:
-    """Shape, strides and dtype of a tensor, and where else such a tensor could be.
+    """Shape, strides and dtype of a tensor, and whether its elements overlap.
 
     A dimension of stride 0 is held in memory only once.
 
@@ -61,8 +61,8 @@ def _overlaps(tensor: Tensor) -> bool:
     return False
 
 
-class Slots:
-    """Static memory for some inputs of a graph.
+class StaticInputs:
+    """Static buffers from which a CUDA graph reads its inputs.
 
     Args:
         inputs: Tensors like those to come.
@@ -104,8 +104,8 @@ class Slots:
                 torch._foreach_copy_([inputs[i] for i in which], [self._cores[i] for i in which])
 
 
-class Results:
-    """Copies of a graph's outputs, in memory of their own.
+class OutputCopies:
+    """Copies a CUDA graph's outputs out of its pool, so that they outlive a relaunch.
 
     Args:
         outputs: In the graph's memory; tensors and other values.

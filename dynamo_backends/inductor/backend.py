@@ -18,7 +18,7 @@ from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.calls import unknown_shape
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
-from dynamo_backends.int8.options import TORCHAO, Int8Options, require
+from dynamo_backends.int8.options import TORCHAO, Int8Options, require_quantizer
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Support
@@ -74,11 +74,11 @@ class InductorFreezing(Backend):
     def prepare(self, graph: Graph, options: InductorOptions) -> None:
         """See `Backend.prepare`."""
         if options.is_int8:
-            require(TORCHAO, self.name)
+            require_quantizer(TORCHAO, self.name)
 
     def prefetch(self, inputs: Sequence[Any], options: Any) -> None:
         """See `Prefetches.prefetch`. Kernels are compiled beside capture."""
-        from dynamo_backends.kernels.ahead import start
+        from dynamo_backends.kernels.background_builds import start
 
         start(inputs)
 

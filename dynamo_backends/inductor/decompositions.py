@@ -23,8 +23,8 @@ from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.kernels.patterns import (
     CONVOLUTION_BACKWARD,
     POOLS,
-    in_order,
     is_image_on_cpu,
+    keep_stride_order,
 )
 
 aten = torch.ops.aten
@@ -76,13 +76,13 @@ def _batch_norm(
 ) -> Any:
     if not training:
         return NotImplemented
-    return norms.functional(image, weight, bias, mean, var, *settings)
+    return norms.batch_norm_forward(image, weight, bias, mean, var, *settings)
 
 
 def _batch_norm_without_running(
     image: Tensor, weight: Any, bias: Any, training: bool, *settings: Any
 ) -> Any:
-    return norms.functional(image, weight, bias, None, None, *settings)[:3]
+    return norms.batch_norm_forward(image, weight, bias, None, None, *settings)[:3]
 
 
 def _batch_norm_backward(
@@ -103,9 +103,11 @@ _NORMS = {
 _DRAWS = {
     aten.native_dropout.default: dropout,
     # Inductor would compare uniform numbers, which are others than eager draws.
-    aten.bernoulli.default: in_order(aten.bernoulli.default),
+    aten.bernoulli.default: keep_stride_order(aten.bernoulli.default),
     # Up to torch 2.12 it would draw for all elements, and eager draws for those below zero alone.
-    aten.rrelu_with_noise_functional.default: in_order(aten.rrelu_with_noise_functional.default),
+    aten.rrelu_with_noise_functional.default: keep_stride_order(
+        aten.rrelu_with_noise_functional.default
+    ),
 }
 
 

@@ -19,8 +19,8 @@ from dynamo_backends.graph.random import is_random
 from dynamo_backends.kernels.patterns import (
     CONVOLUTION_BACKWARD,
     POOLS,
-    in_order,
     is_image_on_cpu,
+    keep_stride_order,
 )
 from dynamo_backends.kernels.small_channels import CONVOLVE_IN_GROUPS
 from dynamo_backends.kernels.winograd import CONVOLVE
@@ -117,7 +117,7 @@ class _Layouts:
             elif _depends_on_order(node):
                 node.args = fx.map_arg(node.args, self.traced)
                 if is_random(node):
-                    node.target = in_order(node.target)
+                    node.target = keep_stride_order(node.target)
         if not any(source in self._traced for source in node.all_input_nodes):
             return
         if node.target is aten.view.default:

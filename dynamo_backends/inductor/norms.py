@@ -13,7 +13,7 @@ from torch import Tensor
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def functional(
+def batch_norm_forward(
     image: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -22,7 +22,7 @@ def functional(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Normalizes images of shape (N, C, H, W) by their own mean and variance.
+    """Computes batch norm of (N, C, H, W) images in training; returns statistics too.
 
     Returns:
         The images; mean and 1 / standard deviation, of shape (C); new running mean and variance.
@@ -49,7 +49,7 @@ def backward(
     invstd: Tensor,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of `functional`, those that `mask` wants: of the image, the weight and the bias."""
+    """Computes batch norm's gradients of the image, weight and bias, as `mask` asks."""
     wide, centered = _wide(gradient), _wide(image) - _over_pixels(mean)
     count = image.numel() // image.shape[1]
     total, product = _sum(wide), _sum(wide * centered)

@@ -169,7 +169,7 @@ class Stage:
 
 
 def cut(module: fx.GraphModule) -> list[Stage]:
-    """Takes a graph apart; see the module's docstring.
+    """Splits a graph into stages at its backward passes.
 
     Args:
         module: With marks of `mark_backward_pass`; its outputs are nodes. It may be changed.

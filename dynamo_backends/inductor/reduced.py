@@ -23,7 +23,7 @@ from dynamo_backends.graph.decompose import origin, replace
 from dynamo_backends.graph.precision import PRODUCTS
 from dynamo_backends.graph.propagate import Inference
 from dynamo_backends.kernels.patterns import CAST, is_float32
-from dynamo_backends.kernels.races import fastest
+from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten

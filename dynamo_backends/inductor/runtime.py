@@ -28,7 +28,7 @@ from dynamo_backends.inductor.decompositions import decompose_for_inductor, wide
 from dynamo_backends.inductor.layouts import make_channels_last, make_weights_dense
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.interface.errors import CompileError, brief_error
-from dynamo_backends.kernels import ahead
+from dynamo_backends.kernels import background_builds as ahead
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
 from dynamo_backends.kernels.small_channels import use_small_channels
@@ -130,7 +130,7 @@ def _shares_memory(graph: fx.Graph) -> bool:
 
 
 def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:
-    """Returns a module whose graph reads weights from its buffers instead of inputs.
+    """Copies a graph so that it reads weights from buffers instead of inputs.
 
     Args:
         graph: The graph.

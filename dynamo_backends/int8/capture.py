@@ -18,10 +18,10 @@ Around = Callable[[Callable[..., Any], Sequence[GraphReport]], Callable[..., Any
 """From a compiled graph and its reports to what proves it before it serves."""
 
 
-def proving(
+def make_proof_wrapper(
     options: Options, captured: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Around | None:
-    """Returns what goes around a graph that is to be computed in int8; None: it is not.
+    """Returns a wrapper that calibrates and checks an int8 graph; None: it is not int8.
 
     To be called inside a backend that Dynamo calls.
 

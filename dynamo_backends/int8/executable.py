@@ -57,7 +57,7 @@ STATE = ThreadState()
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Inside: blocks that are to be quantized run in eager and keep their activations."""
+    """Runs blocks in eager and records activations for calibration (context manager)."""
     before, STATE.recording = STATE.recording, Recording()
     try:
         yield
@@ -66,8 +66,8 @@ def recording() -> Iterator[None]:
 
 
 @contextmanager
-def proving(in_float: float = 0.0) -> Iterator[Proof]:
-    """Inside: blocks are quantized, and used by this thread alone until the proof has passed.
+def quantizing_for_proof(in_float: float = 0.0) -> Iterator[Proof]:
+    """Quantizes blocks for this thread until the proof passes (context manager).
 
     Args:
         in_float: See `Proof`.
@@ -80,7 +80,7 @@ def proving(in_float: float = 0.0) -> Iterator[Proof]:
 
 
 def left_in_float(part: float, products: int) -> int:
-    """Returns how many of a block's products stay in float32: at most all but one.
+    """Returns how many of a block's matrix products stay in float32.
 
     Args:
         part: See `QuantizedExecutable.prepare`.

@@ -130,8 +130,8 @@ TORCHAO: Mapping[str, str] = {"torchao": "torchao"}
 """Modules, each with the package on the index that has it."""
 
 
-def require(packages: Mapping[str, str], backend: str) -> None:
-    """Checks that a quantizer is installed.
+def require_quantizer(packages: Mapping[str, str], backend: str) -> None:
+    """Raises `BackendUnavailableError` unless a quantizer is installed.
 
     Raises:
         BackendUnavailableError: It is not; the text says what to run.

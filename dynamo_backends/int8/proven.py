@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.int8.calibration import split
-from dynamo_backends.int8.executable import STATE, proving, recording
+from dynamo_backends.int8.executable import STATE, quantizing_for_proof, recording
 from dynamo_backends.int8.options import CALIBRATED, Int8Options
 from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.errors import VerificationError
@@ -164,7 +164,7 @@ class ProvenGraph:
         """Returns why results on held-out batches are not within the tolerance; empty: they are."""
         scores = Scores(self._tolerance)
         start = time.perf_counter()
-        with proving(in_float) as proof:
+        with quantizing_for_proof(in_float) as proof:
             for batch in self._held_out:
                 given = _with(args, batch)
                 state = snapshot_rng()

@@ -22,7 +22,7 @@ ENTRY_POINT_GROUP = "torch_dynamo_backends"
 _OURS: dict[str, str] = {
     "autotune": "dynamo_backends.autotune.backend:Autotune",
     "cudagraphs_eager": "dynamo_backends.cudagraphs.backend:CudaGraphsEager",
-    "fx2trt": "dynamo_backends.trt.converters:Fx2TRT",
+    "fx2trt": "dynamo_backends.trt.fx2trt_backend:Fx2TRT",
     "inductor_freezing": "dynamo_backends.inductor.backend:InductorFreezing",
     "inductor_max_autotune": "dynamo_backends.inductor.backend:InductorMaxAutotune",
     "iree": "dynamo_backends.iree.backend:IREE",

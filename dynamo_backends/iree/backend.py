@@ -17,8 +17,8 @@ from dynamo_backends.interface.plan import Plan, plan_each
 from dynamo_backends.verify.trials.kinds import kind_of
 
 
-def culprit(graph: Graph, breaks: Callable[[Graph], bool]) -> fx.Node:
-    """Returns the last call of the shortest beginning of a graph at which the compiler breaks down.
+def find_crashing_call(graph: Graph, breaks: Callable[[Graph], bool]) -> fx.Node:
+    """Bisects a graph for the first call that makes the IREE compiler crash.
 
     Takes as many compilations as the number of calls has binary digits.
 
@@ -132,26 +132,26 @@ class IREE(Backend):
 
     def compile(self, graph: Graph, options: IreeOptions) -> Any:
         """See `Backend.compile`. What the compiler breaks down at is to be left out."""
-        from dynamo_backends.iree.compiler import BrokenDown
+        from dynamo_backends.iree.compiler import CompilerCrashError
         from dynamo_backends.runtime.ranged import for_range
 
         try:
             return for_range(graph, lambda ranged: self._compile(graph, options, ranged))
-        except BrokenDown as error:
+        except CompilerCrashError as error:
             node = self._known_culprit(graph)
             if node is None:
-                node = culprit(graph, lambda part: self._breaks(part, options))
+                node = find_crashing_call(graph, lambda part: self._breaks(part, options))
                 self._culprits.add(kind_of(node))
             alone = len(graph.calls) == 1
             reason = str(error) if alone else f"{error} with what comes before in one program"
             raise LoweringError(node.name, str(node.target), reason) from error
 
     def _compile(self, graph: Graph, options: IreeOptions, ranged: bool) -> Any:
-        from dynamo_backends.iree.runtime import kind
+        from dynamo_backends.iree.runtime import executable_class
         from dynamo_backends.iree.session import open_device
 
         program, wiring = self._program(graph, options, ranged)
-        return kind(ranged)(graph, program, wiring, open_device(options.num_threads))
+        return executable_class(ranged)(graph, program, wiring, open_device(options.num_threads))
 
     def _program(
         self, graph: Graph, options: IreeOptions, ranged: bool = False
@@ -164,11 +164,11 @@ class IREE(Backend):
 
     def _breaks(self, graph: Graph, options: IreeOptions) -> bool:
         """Returns whether the compiler breaks down at a graph."""
-        from dynamo_backends.iree.compiler import BrokenDown
+        from dynamo_backends.iree.compiler import CompilerCrashError
 
         try:
             self._program(graph, options)
-        except BrokenDown:
+        except CompilerCrashError:
             return True
         except CompileError:  # another part of the graph will tell
             return False

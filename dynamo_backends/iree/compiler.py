@@ -29,8 +29,8 @@ _BASE = (
 )
 
 
-class BrokenDown(CompileError):
-    """The compiler was ended by a mistake of its own."""
+class CompilerCrashError(CompileError):
+    """Raised when `iree-compile` crashes instead of reporting an error."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,16 @@ def compile_program(module: bytes, settings: Settings) -> bytes:
     if done.returncode == -signal.SIGKILL:  # as happens where memory is short
         raise CompileError("IREE's compiler was killed")
     if done.returncode < 0:
-        raise BrokenDown(f"IREE's compiler broke down (signal {-done.returncode})")
+        raise CompilerCrashError(f"IREE's compiler broke down (signal {-done.returncode})")
     if done.returncode != 0 or not done.stdout:
-        raise CompileError(f"IREE's compiler refuses it: {plain(done.stderr.decode())}")
+        raise CompileError(f"IREE's compiler refuses it: {plain_message(done.stderr.decode())}")
     return done.stdout
 
 
 _ILLEGAL = re.compile(r"failed to legalize operation 'torch\.([\w.]+)'")
 
 
-def plain(text: str) -> str:
+def plain_message(text: str) -> str:
     """Returns what the compiler says, in one line and without places in its input."""
     illegal = _ILLEGAL.search(text)
     if illegal is not None:  # "operator" and "constant" stand for what it does not know at all
@@ -139,8 +139,8 @@ def make_driver(name: str, **flags: int) -> Any:
         _binding.parse_flags(*[f"--{flag}={_DEFAULTS[flag]}" for flag in flags])
 
 
-def expect_immortal_objects() -> None:
-    """Keeps IREE's bindings from listing objects that are alive when the process ends."""
+def disable_leak_checker() -> None:
+    """Disables nanobind's report of leaked objects at exit, in IREE's bindings."""
     from iree.runtime import _binding
 
     _binding.disable_leak_checker()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.iree.formulas import in_dtype
-from dynamo_backends.iree.indices import unguarded
+from dynamo_backends.iree.indices import why_unguarded
 from dynamo_backends.iree.legalize import FOR_FLOAT32
 
 _DIGITS = "it is computed of exponentials, which leaves no correct digit for small x"
@@ -70,7 +70,7 @@ def why_not(node: fx.Node) -> str | None:
         return WRONG[name]
     if name in _DIVISIONS and _may_trap(node):
         return "the processor ends the process at an integer division by zero"
-    return unguarded(node)
+    return why_unguarded(node)
 
 
 def _is_narrower(node: fx.Node) -> bool:
@@ -96,7 +96,7 @@ def is_unsettled_at_infinity(node: fx.Node) -> bool:
 
 
 def right_operand(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """Returns the right operand of a sum of products, and how many are summed; else None."""
+    """Returns a contraction's right operand and the length of its reduction, or None."""
     place = _PRODUCTS.get(str(node.target).removeprefix("aten."))
     operand: Any = node.args[place] if place is not None else None
     if not isinstance(operand, fx.Node):

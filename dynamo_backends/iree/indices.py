@@ -91,8 +91,8 @@ _WRITES = frozenset(_RULES) - {
 _POSITIONS = frozenset({"index", "indices", "offsets", "target", "input_lengths"})
 
 
-def unguarded(node: fx.Node) -> str | None:
-    """Returns why a call's positions in memory cannot be kept in range; None if they can."""
+def why_unguarded(node: fx.Node) -> str | None:
+    """Returns why a call's indices cannot be clamped; None if they can."""
     target: Any = node.target
     rule = _RULES.get(_name(node))
     if rule is not None:
@@ -103,8 +103,8 @@ def unguarded(node: fx.Node) -> str | None:
     return None
 
 
-def keep_within(graph: fx.Graph) -> None:
-    """Wraps negative indices around and clamps all of them, in place.
+def clamp_indices(graph: fx.Graph) -> None:
+    """Wraps negative indices and clamps all into their dimension, in place.
 
     Dimensions that are counted from the last one are counted from the first: the compiler breaks
     down at others.

@@ -288,8 +288,8 @@ FOR_FLOAT32 = frozenset(
 """Those whose numbers are those of float32; what is narrower is computed in it."""
 
 
-def spell(graph: fx.Graph) -> None:
-    """Rewrites such calls on numbers of one kind, in place.
+def legalize_calls(graph: fx.Graph) -> None:
+    """Rewrites calls that IREE lowers inexactly or not at all, in place.
 
     Raises:
         LoweringError: The formula of a call needs a size, which varies.

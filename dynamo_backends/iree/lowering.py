@@ -26,8 +26,8 @@ from dynamo_backends.graph.sizes import Size, sizes_in, with_sizes_as_inputs
 from dynamo_backends.graph.symbols import elsewhere
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.importer import PARAMETERS, Function, translate
-from dynamo_backends.iree.indices import keep_within, require_fixed
-from dynamo_backends.iree.legalize import spell
+from dynamo_backends.iree.indices import clamp_indices, require_fixed
+from dynamo_backends.iree.legalize import legalize_calls
 from dynamo_backends.runtime.ranged import require_elements
 
 aten = torch.ops.aten
@@ -130,10 +130,10 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
         require_elements(graph)
         graph = with_sizes_as_inputs(graph)[0]
     module = promoted(graph)
-    spell(module.graph)
+    legalize_calls(module.graph)
     if ranged:
         require_remembered(module.graph, graph.module.graph)
-    keep_within(module.graph)
+    clamp_indices(module.graph)
     copy_inputs(module.graph)
     store(module.graph, graph)
     others = elsewhere(graph, module.graph) if ranged else {}

@@ -187,11 +187,11 @@ def load(parts: Mapping[str, bytes], graph: Graph, device: Device) -> IreeExecut
         arguments, parameters, ranged = json.loads(parts["wiring"])
         pairs = tuple((int(i), str(name)) for i, name in parameters)
         wiring = IreeInputMap(tuple(arguments), pairs)
-        return kind(ranged)(graph, parts["program"], wiring, device)
+        return executable_class(ranged)(graph, parts["program"], wiring, device)
     except Exception as error:
         raise CompileError(f"the cached IREE program cannot be used: {error}") from error
 
 
-def kind(ranged: bool) -> type[IreeExecutable]:
+def executable_class(ranged: bool) -> type[IreeExecutable]:
     """Returns the kind of executables: for a range, or for the sizes of one call."""
     return RangedIreeExecutable if ranged else IreeExecutable

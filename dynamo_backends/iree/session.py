@@ -13,7 +13,7 @@ from torch import Tensor
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.forks import check_process
-from dynamo_backends.iree.compiler import STACK_BYTES, expect_immortal_objects, make_driver
+from dynamo_backends.iree.compiler import STACK_BYTES, disable_leak_checker, make_driver
 from dynamo_backends.iree.importer import SCOPE
 
 _CPU = 1  # DLPack's number of the device type
@@ -29,7 +29,7 @@ class Device:
     """
 
     def __init__(self, threads: int):
-        expect_immortal_objects()
+        disable_leak_checker()
         if threads == 1:
             self._driver = make_driver("local-sync")
         else:

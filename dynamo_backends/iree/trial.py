@@ -33,9 +33,9 @@ from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.verify.trials.kinds import kind_of
 from dynamo_backends.verify.trials.samples import samples, without_infinities
 from dynamo_backends.verify.trials.trials import (
-    alone,
     is_run,
     not_plain,
+    single_call_graph,
     smaller,
     used_results,
     why_wrong,
@@ -176,7 +176,7 @@ def _try_as(
 
 def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
     """Returns a call as a function that the importer can translate; raises if it cannot."""
-    graph = alone(node)
+    graph = single_call_graph(node)
     names = [graph.calls[0].name] if decomposed else []
     inside = inner_decompositions((), rules.DECOMPOSED)
     lowered = compile_decomposed(graph, names, inside, lambda copy: lower(copy, name))

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.kernels.patterns import CONVOLUTION_BACKWARD, in_place_of
-from dynamo_backends.kernels.races import fastest
+from dynamo_backends.kernels.patterns import CONVOLUTION_BACKWARD, declare_replacement
+from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
@@ -52,7 +52,7 @@ def _patches(
     return padded.as_strided(sizes, strides).reshape(-1, len(image) * height * width)
 
 
-BY_PRODUCT = in_place_of(
+BY_PRODUCT = declare_replacement(
     "convolution_backward_by_product", aten.convolution_backward.default, _by_product
 )
 

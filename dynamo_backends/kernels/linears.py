@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from dynamo_backends.graph.library import define
 from dynamo_backends.kernels.patterns import frozen_nodes, linear_layer
-from dynamo_backends.kernels.races import fastest
+from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.runtime.processor import processor_family
 from dynamo_backends.workers.race import Run
 

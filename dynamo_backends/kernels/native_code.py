@@ -25,7 +25,7 @@ _workspaces = threading.local()
 
 
 def once(function: Callable[..., Any]) -> Any:
-    """`functools.cache` of a function that runs once, whichever threads call it."""
+    """Caches a function like `functools.cache`, running it once across threads."""
     lock = fork_safe_rlock()
     cached = functools.cache(function)
 
@@ -64,8 +64,8 @@ def load_kernel(module: str, **inserted: str) -> Any | None:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The parameters with which a convolution kernel is called.
+class KernelCall:
+    """Holds the function and arguments of one call of a convolution kernel.
 
     Attributes:
         function: Of a library. Its last arguments are the result, a workspace, and the sizes.
@@ -92,8 +92,8 @@ def pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p | None]:
     return [None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors]
 
 
-def in_word(dtype: torch.dtype) -> int:
-    """Returns how many numbers a word of 32 bits has, in which kernels read images and weights."""
+def elements_per_word(dtype: torch.dtype) -> int:
+    """Returns how many elements of a dtype fit in a 32-bit word."""
     return 4 // dtype.itemsize
 
 

@@ -29,7 +29,7 @@ def frozen_nodes(graph: fx.Graph) -> set[fx.Node]:
 def linear_layer(
     node: fx.Node, frozen: Collection[fx.Node]
 ) -> tuple[fx.Node, fx.Node, fx.Node | None] | None:
-    """Input, weight as in a product, and bias, if a node is a linear layer.
+    """Matches a linear layer; returns input, weight and bias nodes, or None.
 
     Args:
         node: Any node.
@@ -107,7 +107,7 @@ def followers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def with_relu(node: fx.Node) -> tuple[list[fx.Node], bool]:
-    """Returns a node, with the relu if that is its only user; and whether it is."""
+    """Returns a node, followed by its relu if that is the only user; and whether it is."""
     follower = next(followers(node), None)
     if follower is not None and follower.target is aten.relu.default:
         return [node, follower], True
@@ -128,8 +128,8 @@ def replace(nodes: list[fx.Node], call: fx.Node) -> None:
         node.graph.erase_node(node)
 
 
-def unreduced(node: fx.Node) -> fx.Node:
-    """Returns a value before it was cast to bfloat16 (see `reduced`), or the value itself."""
+def skip_bfloat16_cast(node: fx.Node) -> fx.Node:
+    """Returns the float32 value before a bfloat16 cast, or the value itself."""
     if node.target is not CAST:
         return node
     source = node.args[0]
@@ -147,8 +147,8 @@ def is_float32(value: Any) -> bool:
 _TAGS = {torch.Tag.needs_fixed_stride_order, torch.Tag.nondeterministic_seeded}
 
 
-def in_place_of(name: str, like: Any, kernel: Callable[..., Any]) -> Any:
-    """Declares an operator to be called instead of one of ATen's; arguments as for `declare`."""
+def declare_replacement(name: str, like: Any, kernel: Callable[..., Any]) -> Any:
+    """Declares a custom operator that replaces an ATen one and keeps its strides."""
     # Inductor gives it the strides of the graph, and not those that were traced (see `layouts`).
     tags = {torch.Tag.needs_fixed_stride_order, *like.tags} & _TAGS
     return declare(name, like, kernel, tags)
@@ -164,8 +164,8 @@ _in_order: dict[str, Any] = {}
 _lock = fork_safe_lock()
 
 
-def in_order(operator: Any) -> Any:
-    """Returns the same operator, but Inductor gives it the strides that the graph gives it.
+def keep_stride_order(operator: Any) -> Any:
+    """Returns an operator alias for which Inductor keeps the graph's strides.
 
     Args:
         operator: One of ATen's, or what this function returned.
@@ -175,15 +175,15 @@ def in_order(operator: Any) -> Any:
         return operator
     with _lock:
         if name not in _in_order:
-            _in_order[name] = in_place_of(name.replace(".", "_"), operator, operator)
+            _in_order[name] = declare_replacement(name.replace(".", "_"), operator, operator)
         return _in_order[name]
 
 
-CONVOLUTION_BACKWARD = in_place_of(
+CONVOLUTION_BACKWARD = declare_replacement(
     "convolution_backward", aten.convolution_backward.default, _convolution_backward
 )
 POOLS: Mapping[Any, Any] = {
-    pool: in_order(pool)
+    pool: keep_stride_order(pool)
     for pool in (
         aten.max_pool2d_with_indices.default,
         aten.max_pool2d_with_indices_backward.default,

@@ -18,7 +18,7 @@ from dynamo_backends.graph.library import define
 from dynamo_backends.kernels.linears import prepacked_linear
 from dynamo_backends.kernels.native_code import load_kernel, once, pointers
 from dynamo_backends.kernels.patterns import frozen_nodes, linear_layer, replace, with_relu
-from dynamo_backends.kernels.races import fastest
+from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten

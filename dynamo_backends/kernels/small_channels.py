@@ -20,17 +20,23 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.library import define
-from dynamo_backends.kernels.native_code import KINDS, Plan, in_word, load_kernel, once
+from dynamo_backends.kernels.native_code import (
+    KINDS,
+    KernelCall,
+    elements_per_word,
+    load_kernel,
+    once,
+)
 from dynamo_backends.kernels.patterns import (
     Convolution,
     convolutions,
     followers,
     replace,
+    skip_bfloat16_cast,
     strides_of_images,
-    unreduced,
     with_relu,
 )
-from dynamo_backends.kernels.races import fastest
+from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
@@ -133,7 +139,7 @@ def _plan(
     geometry: tuple[tuple[int, ...], ...],
     relu: bool,
     threads: int,
-) -> Plan:
+) -> KernelCall:
     window, stride, padding, pool = geometry
     shape = _shape(size, packed, dtype, window, stride, padding)
     pooled = pool[6:] or shape[2:]
@@ -152,10 +158,10 @@ def _plan(
         *(*size, *strides, *shape[1:], *window, *stride, *padding),
         *(relu, *pooled, *(pool[:6] or _NO_POOL), strip, row, threads),
     )
-    rows_of = _groups(packed[3] * in_word(dtype), stride[1]) if grouped else "Dense"
+    rows_of = _groups(packed[3] * elements_per_word(dtype), stride[1]) if grouped else "Dense"
     function = getattr(library, _name(source, rows_of))
-    space = -(-threads * room // in_word(dtype))
-    return Plan(function, sizes, (*shape[:2], *pooled), space)
+    space = -(-threads * room // elements_per_word(dtype))
+    return KernelCall(function, sizes, (*shape[:2], *pooled), space)
 
 
 def _windows(size: int, window: int, stride: int) -> int:
@@ -182,7 +188,7 @@ def _shape(
 ) -> tuple[int, ...]:
     """Returns the shape of the convolution's result, before a pool."""
     spatial = zip(size[2:], window, stride, padding, strict=True)
-    channels = packed[0] * packed[-1] // in_word(dtype)
+    channels = packed[0] * packed[-1] // elements_per_word(dtype)
     return (size[0], channels, *(_windows(n + 2 * p, w, s) for n, w, s, p in spatial))
 
 
@@ -232,28 +238,33 @@ def _pack(weight: Tensor, panel: int, dtype: torch.dtype) -> Tensor:
     where there may be infinities.
     """
     rows = weight.to(torch.float32).permute(0, 2, 3, 1).flatten(2)
-    if rows.shape[2] % in_word(dtype):
+    if rows.shape[2] % elements_per_word(dtype):
         rows = torch.cat([rows[..., :-1], torch.zeros_like(rows[..., :1]), rows[..., -1:]], 2)
-    found = rows.unflatten(0, (-1, panel)).unflatten(3, (-1, in_word(dtype))).to(dtype)
+    found = rows.unflatten(0, (-1, panel)).unflatten(3, (-1, elements_per_word(dtype))).to(dtype)
     return found.permute(0, 2, 3, 1, 4).flatten(3).contiguous()
 
 
 def _pack_fake(weight: Tensor, panel: int, dtype: torch.dtype) -> Tensor:
     out, depth, height, width = weight.shape
-    words = -(-width * depth // in_word(dtype))
-    shape = (out // panel, height, words, panel * in_word(dtype))
+    words = -(-width * depth // elements_per_word(dtype))
+    shape = (out // panel, height, words, panel * elements_per_word(dtype))
     return weight.new_empty(shape, dtype=dtype)
 
 
 def _pack_groups(weight: Tensor, lanes: int, dtype: torch.dtype) -> Tensor:
     """Returns the same for groups: ``(K/lanes, rows, columns, words, lanes * in a word)``."""
-    words = weight.unflatten(0, (-1, lanes)).unflatten(2, (-1, in_word(dtype))).to(dtype)
+    words = weight.unflatten(0, (-1, lanes)).unflatten(2, (-1, elements_per_word(dtype))).to(dtype)
     return words.permute(0, 4, 5, 2, 1, 3).flatten(4).contiguous()
 
 
 def _pack_groups_fake(weight: Tensor, lanes: int, dtype: torch.dtype) -> Tensor:
     out, depth, *window = weight.shape
-    shape = (out // lanes, *window, depth // in_word(dtype), lanes * in_word(dtype))
+    shape = (
+        out // lanes,
+        *window,
+        depth // elements_per_word(dtype),
+        lanes * elements_per_word(dtype),
+    )
     return weight.new_empty(shape, dtype=dtype)
 
 
@@ -300,7 +311,7 @@ def _is_possible(found: Convolution) -> bool:
     w = found.weight.meta["val"]
     out, channels, _, width = w.shape
     if found.groups == 1:
-        if channels > _MOST or channels * width < in_word(w.dtype):
+        if channels > _MOST or channels * width < elements_per_word(w.dtype):
             return False
     elif (
         channels not in _CHANNELS
@@ -315,7 +326,7 @@ def _is_possible(found: Convolution) -> bool:
 
 def _source(found: Convolution) -> fx.Node:
     """Returns what is read: an image without groups before its cast."""
-    return unreduced(found.image) if found.groups == 1 else found.image
+    return skip_bfloat16_cast(found.image) if found.groups == 1 else found.image
 
 
 def _operators(found: Convolution) -> tuple[Any, int, Any]:
@@ -377,7 +388,7 @@ def _replace(found: Convolution) -> None:
     """A convolution, with the relu and the max pool that follow it."""
     chain, relu, pool = _chain(found)
     pack, count, convolve = _operators(found)
-    weight, bias = unreduced(found.weight), found.bias and unreduced(found.bias)
+    weight, bias = skip_bfloat16_cast(found.weight), found.bias and skip_bfloat16_cast(found.bias)
     w, graph = found.weight.meta["val"], found.node.graph
     with graph.inserting_before(chain[-1]):
         packed = graph.call_function(pack, (weight, count, w.dtype))

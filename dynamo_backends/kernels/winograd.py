@@ -20,16 +20,22 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.library import define
-from dynamo_backends.kernels.native_code import KINDS, Plan, in_word, load_kernel, once
+from dynamo_backends.kernels.native_code import (
+    KINDS,
+    KernelCall,
+    elements_per_word,
+    load_kernel,
+    once,
+)
 from dynamo_backends.kernels.patterns import (
     Convolution,
     convolutions,
     followers,
     replace,
+    skip_bfloat16_cast,
     strides_of_images,
-    unreduced,
 )
-from dynamo_backends.kernels.races import fastest
+from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.kernels.winograd_transforms import F2, F2_OF_5, F4, Transforms
 from dynamo_backends.workers.race import Run
 
@@ -176,7 +182,7 @@ def _plan(
     padding: tuple[int, int],
     relu: bool,
     threads: int,
-) -> Plan:
+) -> KernelCall:
     library, f = _library(), _FILTERINGS[filtering]
     batch, depth, *spatial = size
     shape = _shape(size, channels, padding, f)
@@ -198,7 +204,7 @@ def _plan(
         *(batch, *spatial, depth, *shape[2:], channels, *padding, relu, chunk, shared, threads)
     )
     function = getattr(library, f"convolve_{filtering}_{KINDS[dtype]}")
-    return Plan(function, sizes, shape, words + room)
+    return KernelCall(function, sizes, shape, words + room)
 
 
 def _shape(
@@ -255,13 +261,13 @@ def _transform(weight: Tensor, filtering: str, panel: int, dtype: torch.dtype) -
     """
     g = torch.from_numpy(_FILTERINGS[filtering].weight).to(torch.float64)
     wide = weight.to(torch.float64).unflatten(0, (-1, panel))
-    wide = wide.unflatten(2, (-1, in_word(dtype)))
+    wide = wide.unflatten(2, (-1, elements_per_word(dtype)))
     found = torch.einsum("ai,pocwij,bj->abpcow", g, wide, g).to(dtype)
     return found.contiguous().view(_transform_fake(weight, filtering, panel, dtype).shape)
 
 
 def _transform_fake(weight: Tensor, filtering: str, panel: int, dtype: torch.dtype) -> Tensor:
-    (out, depth), packed = weight.shape[:2], in_word(dtype)
+    (out, depth), packed = weight.shape[:2], elements_per_word(dtype)
     shape = (_FILTERINGS[filtering].input.size, out // panel * depth // packed, panel * packed)
     return weight.new_empty(shape, dtype=dtype)
 
@@ -317,7 +323,7 @@ def _is_possible(found: Convolution, reduced: bool) -> bool:
     library = _library()
     if library is None or (w.dtype == torch.bfloat16 and not library.has_bfloat16()):
         return False
-    vector = library.lanes() * in_word(w.dtype)
+    vector = library.lanes() * elements_per_word(w.dtype)
     return bool(w.shape[1] % vector == 0 and w.shape[0] % library.panel() == 0)
 
 
@@ -369,7 +375,7 @@ def _replace(found: Convolution, filtering: str) -> None:
             break
         replaced.append(follower)
         residual = other
-    weight, bias = unreduced(found.weight), found.bias and unreduced(found.bias)
+    weight, bias = skip_bfloat16_cast(found.weight), found.bias and skip_bfloat16_cast(found.bias)
     with graph.inserting_before(replaced[-1]):
         dtype = node.meta["val"].dtype
         u = graph.call_function(TRANSFORM, (weight, filtering, _library().panel(), dtype))

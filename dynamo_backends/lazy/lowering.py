@@ -35,8 +35,8 @@ def start() -> None:
                 raise
 
 
-def on_lazy(graph: Graph) -> fx.GraphModule:
-    """Returns a copy of a graph that makes its tensors on the lazy device."""
+def to_lazy_device(graph: Graph) -> fx.GraphModule:
+    """Returns a copy of a graph whose factory calls create lazy tensors."""
     module = graph.copy().module
     for node in module.graph.nodes:
         if node.op == "call_function" and isinstance(node.target, OpOverload):
@@ -59,8 +59,8 @@ def _moved(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 @dataclass
-class Recorded:
-    """A compiled lazy program.
+class LazyProgram:
+    """A program that Lazy Tensor Core has compiled, found again by its hash.
 
     Attributes:
         hash: What Lazy Tensor Core keeps it under.
@@ -87,7 +87,7 @@ class Recorded:
         return [results[i] for i in self.outputs]
 
 
-def record(graph: Graph) -> Recorded:
+def record(graph: Graph) -> LazyProgram:
     """Records and compiles a graph.
 
     Raises:
@@ -102,9 +102,9 @@ def record(graph: Graph) -> Recorded:
     return recorded
 
 
-def _record(graph: Graph) -> Recorded:
+def _record(graph: Graph) -> LazyProgram:
     inputs = [blank.to(DEVICE) for blank in _blanks(graph)]
-    outputs, fallen = _watched(lambda: list(on_lazy(graph)(*inputs)))
+    outputs, fallen = _watched(lambda: list(to_lazy_device(graph)(*inputs)))
     if fallen:
         raise CompileError(f"Lazy Tensor Core does not record {', '.join(fallen)}")
     unique = list({id(t): t for t in outputs}.values())
@@ -117,10 +117,10 @@ def _record(graph: Graph) -> Recorded:
         if place.users and i not in found:
             raise CompileError(f"Lazy Tensor Core takes input {place.name} for a constant")
     order = {id(t): i for i, t in enumerate(unique)}
-    return Recorded(hash, list(values), places, [order[id(t)] for t in outputs])
+    return LazyProgram(hash, list(values), places, [order[id(t)] for t in outputs])
 
 
-def _check(recorded: Recorded, graph: Graph) -> None:
+def _check(recorded: LazyProgram, graph: Graph) -> None:
     results = private.lazy_run(recorded.hash, recorded.values)
     if len(results) != len(set(recorded.outputs)):
         raise CompileError("an output is no result of a computation")

@@ -14,7 +14,7 @@ from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.partition import calls_first, without_calls
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.lazy.lowering import DEVICE, on_lazy, record, start
+from dynamo_backends.lazy.lowering import DEVICE, record, start, to_lazy_device
 from dynamo_backends.runtime.prepared_executables import in_order
 from dynamo_backends.runtime.results import Results
 
@@ -22,7 +22,7 @@ from dynamo_backends.runtime.results import Results
 # To Lazy Tensor Core a view is a copy, also one of a weight: the transposed weight of each linear
 # layer would be copied at every call. Its program takes inputs with any strides instead.
 def with_views_first(graph: Graph) -> tuple[Graph, Callable[..., Sequence[Tensor]] | None]:
-    """Returns a graph without its views of inputs.
+    """Splits off views of inputs, which run before the recorded program.
 
     Views that are outputs stay.
 
@@ -102,7 +102,7 @@ class RecordedAtEveryCall(Executable):
 
     def __init__(self, graph: Graph):
         start()
-        self._module = on_lazy(graph)
+        self._module = to_lazy_device(graph)
         self._merge = in_order(graph)
         self._results = Results(graph)
         self._lock = fork_safe_lock()

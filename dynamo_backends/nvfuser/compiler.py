@@ -164,7 +164,7 @@ def _unfit(value: Tensor) -> str | None:
         return "a tensor has no elements"
     if value.ndim > MAX_DIMS:
         return f"a tensor has {value.ndim} dimensions, and nvFuser takes {MAX_DIMS}"
-    return vendor.why_not(value)
+    return vendor.why_unreadable(value)
 
 
 def _elsewhere(node: fx.Node) -> str | None:

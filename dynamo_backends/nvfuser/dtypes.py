@@ -22,8 +22,8 @@ It has complex types as well, which are left to eager.
 """
 
 
-def computing(dtype: torch.dtype) -> torch.dtype:
-    """Returns the type in which a value is computed: float32 for the halves, as in eager."""
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which a value is computed: float32 for half types."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

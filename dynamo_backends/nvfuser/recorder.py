@@ -7,7 +7,7 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from dynamo_backends.nvfuser.dtypes import NAMES, computing, constant_kind, describe
+from dynamo_backends.nvfuser.dtypes import NAMES, compute_dtype, constant_kind, describe
 from dynamo_backends.nvfuser.program import (
     Argument,
     Constant,
@@ -79,7 +79,7 @@ class Value:
         """
         if dtype == self.dtype:
             return self
-        between = {computing(self.dtype), computing(dtype)} - {self.dtype, dtype}
+        between = {compute_dtype(self.dtype), compute_dtype(dtype)} - {self.dtype, dtype}
         if between:
             return self.cast(between.pop()).cast(dtype)
         if dtype == torch.bool:

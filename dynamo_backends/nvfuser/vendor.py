@@ -105,8 +105,8 @@ def is_present() -> bool:
     return TYPE != "cuda" or torch.cuda.is_available()
 
 
-def why_not(value: Tensor) -> str | None:
-    """Returns why a fusion cannot read a tensor where it is; None if it can.
+def why_unreadable(value: Tensor) -> str | None:
+    """Returns why a fusion cannot read a tensor on its device; None if it can.
 
     Numbers (tensors of no dimension) may be on the CPU, as in eager; they are copied to the device.
     """

@@ -9,7 +9,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.graph import Graph, require_cpu
-from dynamo_backends.int8.options import NNCF, Int8Options, require
+from dynamo_backends.int8.options import NNCF, Int8Options, require_quantizer
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean, done_without
 from dynamo_backends.interface.options import Limits
@@ -75,7 +75,7 @@ class OpenVINO(Backend):
     def prepare(self, graph: Graph, options: OpenVinoOptions) -> None:
         """See `Backend.prepare`."""
         if options.is_int8:
-            require(NNCF, self.name)
+            require_quantizer(NNCF, self.name)
         _check_device(options.device)
         _check_config(options)
         require_cpu(graph, "ov", " OpenVINO's own GPU is chosen by the option device='GPU'.")

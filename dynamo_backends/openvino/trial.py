@@ -4,7 +4,7 @@ Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a g
 run on samples (`verify/trials/samples.py`). So a missing rule, a kernel that fails and one that
 means something else are found before a graph depends on them, and each answer has a reason.
 Verdicts are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
-(`verify/trials/together.py`).
+(`verify/trials/merged_trials.py`).
 """
 
 import hashlib
@@ -29,21 +29,21 @@ from dynamo_backends.openvino.session import Settings
 from dynamo_backends.openvino.wide_integers import UNKNOWN, Integers, is_long, is_wide, known_inputs
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.verify.trials.kinds import kind_of
-from dynamo_backends.verify.trials.together import (
+from dynamo_backends.verify.trials.merged_trials import (
     Given,
     Trial,
-    bound,
+    make_binding_compiler,
     right_together,
     trial_of,
 )
 from dynamo_backends.verify.trials.trials import (
     Compile,
-    alone,
-    attempt,
-    decomposing,
+    make_decomposing_compile,
     not_plain,
+    single_call_graph,
     smaller,
     spared_samples,
+    try_call,
     used_results,
 )
 
@@ -96,7 +96,7 @@ def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdic
             if (known != UNKNOWN) == is_narrow:
                 tried, given = _tried_on(node, known)
                 trials[kind] = trial_of(tried, rules.spared, given)
-        right |= right_together(trials, bound(_compile(settings, is_narrow)))
+        right |= right_together(trials, make_binding_compiler(_compile(settings, is_narrow)))
     return dict.fromkeys(right, Verdict())
 
 
@@ -152,7 +152,7 @@ def _try(node: fx.Node, settings: Settings, known: Integers) -> Verdict:
     if reason is None:
         return Verdict()
     if has_decomposition(node.target):
-        checked = decomposing(lambda graph: make(_checked(graph)), rules.inner_rules)
+        checked = make_decomposing_compile(lambda graph: make(_checked(graph)), rules.inner_rules)
         if _run(node, checked, known) is None:
             return Verdict(decomposed=True)
     return Verdict(reason)
@@ -165,7 +165,7 @@ def _run(node: fx.Node, compile_graph: Compile, known: Integers) -> str | None:
     """
     node, given = _tried_on(node, known)
     make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
-    return attempt(node, make, _VENDOR, plain, rules.spared, given and given())
+    return try_call(node, make, _VENDOR, plain, rules.spared, given and given())
 
 
 def _tried_on(node: fx.Node, known: Integers) -> tuple[fx.Node, Given | None]:
@@ -174,7 +174,7 @@ def _tried_on(node: fx.Node, known: Integers) -> tuple[fx.Node, Given | None]:
         return node, lambda: [list(known.values)]
     if known.ranges:
         return node, lambda: _within(spared_samples(node, rules.spared), known.ranges)
-    if _has_only_floats(alone(node)):
+    if _has_only_floats(single_call_graph(node)):
         return smaller(node), None
     # Whatever their size: large integers are computed otherwise.
     return node, lambda: spared_samples(node, rules.spared)

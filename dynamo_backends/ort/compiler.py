@@ -20,7 +20,7 @@ from dynamo_backends.ort.runtime import (
     new_binding,
     where_to_put,
 )
-from dynamo_backends.ort.session import SessionSettings, ort_device, plain, run_options
+from dynamo_backends.ort.session import SessionSettings, ort_device, plain_message, run_options
 from dynamo_backends.runtime.ranged import RangedLayout, for_range
 
 
@@ -44,7 +44,7 @@ def _compile(graph: Graph, settings: SessionSettings, ranged: bool) -> OrtExecut
     lowered = lower(graph, ranged)
     model = ir.to_proto(lowered.model).SerializeToString()
     names = ModelNames(lowered.inputs, lowered.outputs)
-    with as_compile_error("ONNX Runtime cannot load the model", plain):
+    with as_compile_error("ONNX Runtime cannot load the model", plain_message):
         return _kind(ranged)(graph, model, names, settings)
 
 

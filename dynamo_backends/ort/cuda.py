@@ -91,8 +91,8 @@ def session_stream(index: int) -> Any:
 
 
 @contextlib.contextmanager
-def ordered(index: int) -> Iterator[None]:
-    """Inside, sessions run after all that torch has launched so far; what follows waits for them.
+def ordered_with_torch(index: int) -> Iterator[None]:
+    """Context manager that orders a session's stream after torch's, and torch's after.
 
     The host waits for nothing. Memory of inputs and outputs is torch's, taken on the current
     stream, and that stream waits: so no memory is given away while a session uses it.
@@ -106,5 +106,5 @@ def ordered(index: int) -> Iterator[None]:
 
 
 def search_algorithms() -> bool:
-    """Returns whether torch tries all algorithms for a convolution."""
+    """Returns whether torch benchmarks convolution algorithms (`cudnn.benchmark`)."""
     return bool(torch.backends.cudnn.benchmark)

@@ -23,7 +23,7 @@ from dynamo_backends.interface.errors import CompileError, as_compile_error
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.ort.runtime import ModelNames, OrtExecutable
-from dynamo_backends.ort.session import SessionSettings, plain
+from dynamo_backends.ort.session import SessionSettings, plain_message
 
 _PRODUCTS = ["MatMul", "Gemm"]
 _IMAGES = ["Conv", "Relu", "Clip", "Add", "MaxPool", "AveragePool", "GlobalAveragePool", "Concat"]
@@ -50,14 +50,14 @@ class OrtInt8Executable(QuantizedExecutable):
         lowered = lower(graph)
         names = ModelNames(lowered.inputs, lowered.outputs)
         model = ir.to_proto(lowered.model).SerializeToString()
-        with as_compile_error("ONNX Runtime cannot load the model", plain):
+        with as_compile_error("ONNX Runtime cannot load the model", plain_message):
             self._float = _Float(graph, model, names, settings)
 
     def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         """See `QuantizedExecutable.prepare`."""
         model = self._float.with_weights(weights)
         batches = [self._float.named(activations) for activations in seen]
-        with as_compile_error("ONNX Runtime's quantizer failed", plain):
+        with as_compile_error("ONNX Runtime's quantizer failed", plain_message):
             return self._float.run_model(quantized(model, batches, self._precision, in_float))
 
 

@@ -15,7 +15,7 @@ from onnxruntime.capi import _pybind_state as C
 from torch import Tensor
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.cudagraphs.slots import Results, Slots
+from dynamo_backends.cudagraphs.slots import OutputCopies, StaticInputs
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
 from dynamo_backends.interface.executable import Bound, Executable
@@ -161,17 +161,17 @@ class OrtExecutable(Executable):
         """As `_run`, in memory that stays where it is: CUDA graphs read and write there."""
         device, lock = ort_device(self.settings.device), fork_safe_lock()
         where = torch.device(*self.settings.device)
-        static: list[tuple[Slots, Results]] = []
+        static: list[tuple[StaticInputs, OutputCopies]] = []
         inputs, outputs = self._inputs, self._outputs
 
-        def bind_static(given: Sequence[Tensor]) -> tuple[Slots, Results]:
-            slots = Slots(given)
+        def bind_static(given: Sequence[Tensor]) -> tuple[StaticInputs, OutputCopies]:
+            slots = StaticInputs(given)
             for x, tensor in zip(inputs, slots.tensors, strict=True):
                 binding.bind_input(x.name, device, x.dtype, x.shape, x.address(tensor))
             made = [y.make(where) for y in outputs]
             for y, tensor in zip(outputs, made, strict=True):
                 binding.bind_output(y.name, device, y.dtype, y.shape, y.address(tensor))
-            return slots, Results(made)
+            return slots, OutputCopies(made)
 
         def run(values: list[Tensor]) -> list[Tensor]:
             check_process(self._pid, "ONNX Runtime")
@@ -236,20 +236,20 @@ def new_binding(session: Any, device: Any, live: Sequence[tuple[str, Tensor]]) -
 
 
 def where_to_put(settings: SessionSettings) -> torch.device | None:
-    """Returns where torch makes the results; None: in the memory of the CPU."""
+    """Returns the device on which torch allocates outputs; None: in CPU memory."""
     return torch.device(*settings.device) if settings.device[0] != "cpu" else None
 
 
 def launcher(
     session: Any, options: onnxruntime.RunOptions, settings: SessionSettings
 ) -> Callable[[Any], None]:
-    """Runs a session on a binding, after torch's work so far and before what follows."""
+    """Returns a function that runs a session on a binding, in order with torch's work."""
     if settings.device[0] == "cpu":
         return lambda binding: session.run_with_iobinding(binding, options)
     index = settings.device[1]
 
     def launch(binding: Any) -> None:
-        with cuda.ordered(index):
+        with cuda.ordered_with_torch(index):
             session.run_with_iobinding(binding, options)
 
     return launch

@@ -158,6 +158,6 @@ def available_providers() -> Sequence[str]:
     return onnxruntime.get_available_providers()
 
 
-def plain(error: BaseException) -> str:
+def plain_message(error: BaseException) -> str:
     """The first line of one of ONNX Runtime's messages, without its codes."""
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : ([A-Z_]+) : ", r"\1: ", first_line(error))

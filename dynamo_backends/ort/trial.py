@@ -4,7 +4,7 @@ Each kind of call (operator, shapes, dtypes, other arguments) is compiled as a g
 run on samples (`verify/trials/samples.py`). So a missing kernel, a lowering that fails and one that
 means something else are found before a graph depends on them, and each answer has a reason.
 Verdicts are kept (`runtime/verdicts.py`). The calls of a graph are tried side by side first
-(`verify/trials/together.py`).
+(`verify/trials/merged_trials.py`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,17 +15,23 @@ from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.onnx import exporter_lowerings as rules
 from dynamo_backends.onnx.dtypes import DTYPES
-from dynamo_backends.ort.session import plain
+from dynamo_backends.ort.session import plain_message
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.verify.trials.kinds import kind_of
-from dynamo_backends.verify.trials.together import (
+from dynamo_backends.verify.trials.merged_trials import (
     Trial,
-    bound,
     bound_decomposed,
+    make_binding_compiler,
     right_together,
     trial_of,
 )
-from dynamo_backends.verify.trials.trials import Compile, attempt, decomposing, not_plain, smaller
+from dynamo_backends.verify.trials.trials import (
+    Compile,
+    make_decomposing_compile,
+    not_plain,
+    smaller,
+    try_call,
+)
 
 _VENDOR = "ONNX Runtime"
 
@@ -70,7 +76,7 @@ def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, 
     for kind, node in calls.items():
         trials = native if rules.why_not_call(node) is None else decomposed
         trials[kind] = trial_of(smaller(node), rules.spared)
-    found = dict.fromkeys(right_together(native, bound(compile_graph)), Verdict())
+    found = dict.fromkeys(right_together(native, make_binding_compiler(compile_graph)), Verdict())
     make = bound_decomposed(compile_graph, rules.inner_rules)
     return found | dict.fromkeys(right_together(decomposed, make), Verdict(decomposed=True))
 
@@ -94,7 +100,7 @@ def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
             return Verdict()
     if (
         has_decomposition(node.target)
-        and _run(node, decomposing(compile_graph, rules.inner_rules)) is None
+        and _run(node, make_decomposing_compile(compile_graph, rules.inner_rules)) is None
     ):
         return Verdict(decomposed=True)
     return Verdict(reason)
@@ -103,4 +109,4 @@ def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
 def _run(node: fx.Node, compile_graph: Compile) -> str | None:
     """What is wrong with a call compiled alone; None if nothing is."""
     make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
-    return attempt(node, make, _VENDOR, plain, rules.spared)
+    return try_call(node, make, _VENDOR, plain_message, rules.spared)

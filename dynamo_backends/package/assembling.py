@@ -57,7 +57,7 @@ def assembled(
     backend: Backend | None,
     notes: Sequence[str] = (),
 ) -> PackagedModule:
-    """Returns a module that runs the graph.
+    """Builds a callable module from a package's graph, weights and backend.
 
     Args:
         contents: What the package says.

@@ -18,7 +18,7 @@ _FUNCTIONS = packing.only({"getitem": operator.getitem, "draw": draw})
 
 
 def to_text(graph: fx.Graph) -> str | None:
-    """Returns a graph; None: it has a call or an argument that has no form here."""
+    """Serializes a small FX graph; returns None if it cannot be serialized."""
     if any(node.op == "get_attr" for node in graph.nodes):
         return None
     try:
@@ -51,8 +51,8 @@ def module_of(text: str) -> fx.GraphModule:
     return module
 
 
-def run_of(text: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """Returns what runs a graph, from one value per input to its results; see `module_of`."""
+def deserialize_callable(text: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """Deserializes a graph from `to_text` into a function from inputs to results."""
     module = module_of(text)
     return lambda values: module(*values)
 

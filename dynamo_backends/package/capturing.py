@@ -53,7 +53,7 @@ def captured(
     inner: Backend | None,
     given: Mapping[str, Any],
 ) -> Captured:
-    """Captures a model as one graph by `torch.export`.
+    """Exports a model by `torch.export` to one graph that can be saved.
 
     Args:
         model: For inference.
@@ -80,8 +80,8 @@ def captured(
     return Captured(contents, graph, portable, known, values, call)
 
 
-def calls_of(captured: Captured, backend: Backend | None) -> Iterator[Any]:
-    """The example's arguments, and those of other sizes (see `calls_in_range`)."""
+def example_calls(captured: Captured, backend: Backend | None) -> Iterator[Any]:
+    """Yields the example's arguments, and variants at other sizes of the ranges."""
     rule, most = None, 1
     if backend is not None:
         options = captured.contents.parsed(backend)
@@ -108,7 +108,7 @@ def compiled(captured: Captured, backend: Backend | None) -> PackagedModule:
         verified = encoded({**asked, "verify": "first"}, "options")
         contents = dataclasses.replace(contents, options=verified)
     module = assembled(contents, portable, captured.values, backend)
-    for args, kwargs in calls_of(captured, backend):
+    for args, kwargs in example_calls(captured, backend):
         module(*args, **kwargs)
     for report in module.reports:
         for event in report.events:
@@ -148,7 +148,7 @@ def _positional(model: nn.Module, count: int) -> list[str]:
 
 
 def in_torchs_order(model: Any, path: Any, name: str) -> tuple[Any, Any]:
-    """Returns model and path, which former versions took in the other order.
+    """Returns (model, path); warns if they were passed in the former order.
 
     Args:
         model: The first argument.

@@ -12,7 +12,7 @@ from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.interface.registry import get_backend, require_available
 from dynamo_backends.package import archive
 from dynamo_backends.package import weights as stored
-from dynamo_backends.package.capturing import Captured, calls_of, captured, in_torchs_order
+from dynamo_backends.package.capturing import Captured, captured, example_calls, in_torchs_order
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.whole import Whole, whole
@@ -24,8 +24,8 @@ Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 WEIGHTS = "weights.safetensors"
 
 
-def written_onnx(path: str | os.PathLike[str], whole: Whole) -> Run:
-    """Writes an ONNX model with its weights; how it is run here.
+def write_onnx(path: str | os.PathLike[str], whole: Whole) -> Run:
+    """Writes an ONNX model with its weights; returns a function that runs it here.
 
     Args:
         path: Path of the file.
@@ -37,10 +37,10 @@ def written_onnx(path: str | os.PathLike[str], whole: Whole) -> Run:
     return lambda given: run_file(path, {whole.input_names[at]: given[at] for at in used})
 
 
-def written_stablehlo(
+def write_stablehlo(
     path: str | os.PathLike[str], whole: Whole, platforms: Sequence[str], options: Any
 ) -> Run | None:
-    """Writes programs for platforms, and weights; how that for CPUs is run here.
+    """Writes StableHLO programs and weights; returns a function that runs the CPU one.
 
     Args:
         path: Path of the file, a zip like a package.
@@ -130,9 +130,9 @@ def export(
     found = captured(model, call, dynamic_shapes, name, inner, given)
     made = whole(found, inner)
     run = (
-        written_onnx(path, made)
+        write_onnx(path, made)
         if name == "onnxrt"
-        else written_stablehlo(path, made, platforms, found.contents.parsed(inner))
+        else write_stablehlo(path, made, platforms, found.contents.parsed(inner))
     )
     wrong = None if run is None else _difference(found, made, run)
     if wrong is not None:
@@ -154,7 +154,7 @@ def _difference(found: Captured, made: Whole, run: Run) -> str | None:
     bound = Arguments(contents.names, contents.arguments, portable.leaves, portable.given)
     precise = in_float64(portable.module)
     with torch.no_grad():
-        for args, kwargs in calls_of(found, None):
+        for args, kwargs in example_calls(found, None):
             values = [*found.values, *bound(args, kwargs)]
             results = run(made.activations(values))
             wide = _there(precise(*map(widen, values)))

@@ -27,7 +27,7 @@ from dynamo_backends.package import calls, linking
 from dynamo_backends.package.assembling import Contents, assembled
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.module import PackagedModule
-from dynamo_backends.package.packaged import Kept, PackageBackend
+from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.structure import decoded, encoded
@@ -39,14 +39,14 @@ _COUNTS = ("ops_on_backend", "ops_in_eager", "blocks")
 _LISTS = {"inputs": InputReport, "parts": PartReport, "fallbacks": Fallback}
 
 
-def recorded(
+def make_program_record(
     contents: Contents,
     portable: Portable,
     weights: Sequence[Tensor],
     backend: PackageBackend | None,
     is_right: Callable[[PackagedModule], bool],
 ) -> dict[str, Any] | None:
-    """Returns what the manifest has of a program; it was loaded and called once.
+    """Loads and calls the executables once; returns the manifest's record of them.
 
     Args:
         contents: What the package says.
@@ -60,7 +60,7 @@ def recorded(
     """
     if backend is None or not backend.kept.parts or None in map(_leaf, portable.leaves):
         return None
-    kept = _Noting(backend.inner, Kept(backend.kept.parts), backend.plans, is_sealed=True)
+    kept = _Noting(backend.inner, InMemoryParts(backend.kept.parts), backend.plans, is_sealed=True)
     with apart():
         module = assembled(contents, portable, weights, kept)
         found = described(module, kept, str(contents.parsed(kept).verify))
@@ -122,8 +122,8 @@ def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str
     }  # fmt: skip
 
 
-def wanted(record: Mapping[str, Any]) -> list[tuple[str, Spec]]:
-    """Returns the names of the weights in order, and what each is like."""
+def weight_specs(record: Mapping[str, Any]) -> list[tuple[str, Spec]]:
+    """Returns the name and the tensor spec of each weight, in order."""
     return [(name, Spec.from_dict(spec)) for name, spec in record["weights"]]
 
 

@@ -105,7 +105,7 @@ def linked(
     for part, name in zip(parts, names, strict=True):
         run: Any
         if "calls" in part:
-            run = calls.run_of(part["calls"])
+            run = calls.deserialize_callable(part["calls"])
         else:
             run = _block(part, weights, load, made, report)
         reads = pick(part["reads"])
@@ -129,7 +129,7 @@ def _block(
         for at, spec in zip(part["reads"], specs, strict=False)
     ]
     results = [spec.empty() for spec in specs[len(inputs) :]]
-    graph = without_calls(inputs, values, results, "inference")
+    graph = make_signature_graph(inputs, values, results, "inference")
     mark = part["mark"]
     if mark not in made:
         made[mark] = load(mark, graph)
@@ -159,10 +159,10 @@ class _Block:
             return self._bound
 
 
-def without_calls(
+def make_signature_graph(
     inputs: Sequence[Input], values: Sequence[Tensor], results: Sequence[Tensor], kind: Kind
 ) -> Graph:
-    """Returns a graph that says what its inputs and outputs are like, and nothing else."""
+    """Makes a graph with only the inputs' and outputs' metadata, without calls."""
     graph = fx.Graph()
     for x, value in zip(inputs, values, strict=True):
         graph.placeholder(x.name).meta["val"] = value

@@ -25,7 +25,7 @@ from dynamo_backends.package.archive import Archive
 from dynamo_backends.package.assembling import Contents, assembled, backend_of
 from dynamo_backends.package.machine import described, differences
 from dynamo_backends.package.module import PackagedModule, Source
-from dynamo_backends.package.packaged import Kept, PackageBackend
+from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
 from dynamo_backends.package.portable import Portable, from_dict
 from dynamo_backends.package.spec import Spec
 
@@ -138,7 +138,7 @@ def _linked(
     record = archive.manifest["linked"]
     if record is None:
         return None
-    weights = read_weights(archive, linked.wanted(record), checkpoint)
+    weights = read_weights(archive, linked.weight_specs(record), checkpoint)
     notes = archive.manifest["notes"]
     try:
         return linked.linked(record, contents, portable, weights, backend, notes)
@@ -168,7 +168,7 @@ def _usable(archive: Archive, contents: Contents, strict: bool) -> tuple[Backend
                 "strict=True refuses to compile it; save it on this one."
             )
         return inner, "; ".join(found)
-    kept = Kept(
+    kept = InMemoryParts(
         {
             entry["mark"]: {name: archive.read(part) for name, part in entry["parts"].items()}
             for entry in manifest["executables"]

@@ -15,8 +15,8 @@ from dynamo_backends.runtime import processor
 from dynamo_backends.runtime.cache import source_digest
 
 
-def facts(backend: str, tensors: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> str:
-    """Returns backend, weights and versions of a package, for the `repr` of what it is loaded as.
+def package_summary(backend: str, tensors: Sequence[torch.Tensor], saved: Mapping[str, Any]) -> str:
+    """Formats backend, weights and versions of a package for `repr`.
 
     Args:
         backend: Name of the backend that runs it.

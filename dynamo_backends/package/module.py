@@ -17,7 +17,7 @@ from dynamo_backends.graph.sizes import Size
 from dynamo_backends.interface.registry import load
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.inputs import Arguments
-from dynamo_backends.package.machine import facts
+from dynamo_backends.package.machine import package_summary
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.package.structure import decoded
 
@@ -164,7 +164,8 @@ class PackagedModule(nn.Module):
 
     def extra_repr(self) -> str:
         """Returns what `print` shows of the module."""
-        return f"{self._name}({self.calls}), {facts(self.backend, self._weights, self.machine)}"
+        summary = package_summary(self.backend, self._weights, self.machine)
+        return f"{self._name}({self.calls}), {summary}"
 
     def _called(
         self,

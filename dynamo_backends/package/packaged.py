@@ -26,8 +26,8 @@ _SAME = (
 )
 
 
-class Kept:
-    """The parts of executables, in memory; see `interface.executable.Parts`.
+class InMemoryParts:
+    """Stores serialized parts of executables in memory, by their keys.
 
     Args:
         parts: By key: those of a package, which were compared with eager when it was saved.
@@ -67,14 +67,14 @@ class PackageBackend(Backend):
     def __init__(
         self,
         inner: Backend,
-        kept: Kept,
+        kept: InMemoryParts,
         plans: dict[str, dict[str, Any]],
         is_sealed: bool = False,
     ):
         for name in _SAME:
             setattr(self, name, getattr(inner, name))
         self.inner = inner
-        self.kept: Kept = kept
+        self.kept: InMemoryParts = kept
         self.plans = plans
         self._is_sealed = is_sealed
 

@@ -20,7 +20,7 @@ from dynamo_backends.package.checks import check_program
 
 
 def unproven(model: nn.Module, exported: Any, guards: Sequence[str]) -> list[str]:
-    """Returns the guards of an exported program that symbols do not imply, in words.
+    """Returns the export guards that the symbolic shapes do not imply, as text.
 
     Args:
         model: What was exported.

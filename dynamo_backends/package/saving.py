@@ -28,7 +28,7 @@ from dynamo_backends.package.capturing import captured, compiled, in_torchs_orde
 from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.module import PackagedModule
-from dynamo_backends.package.packaged import Kept, PackageBackend
+from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
 from dynamo_backends.package.structure import encoded
 
 SHIPPED = ("openxla", "onnxrt", "ov", "tvm", "iree")
@@ -138,7 +138,7 @@ def save(
         inner.Options.parse(given, backend)
     model_graph = captured(model, call, dynamic_shapes, backend, inner, given)
     contents, portable = model_graph.contents, model_graph.portable
-    packaged = None if inner is None else PackageBackend(inner, Kept(), {})
+    packaged = None if inner is None else PackageBackend(inner, InMemoryParts(), {})
     module = compiled(model_graph, packaged)
     is_right = functools.partial(linked.agree, module, call)
     notes = _notes(asked, contents, packaged, module)
@@ -151,7 +151,9 @@ def save(
         "calls": module.calls,
         "machine": described(inner, None if inner is None else contents.parsed(inner)),
         "notes": notes,
-        "linked": linked.recorded(contents, portable, model_graph.values, packaged, is_right),
+        "linked": linked.make_program_record(
+            contents, portable, model_graph.values, packaged, is_right
+        ),
     }
     _write(path, manifest, model_graph.graph, packaged, model_graph.known, checkpoint, call)
 

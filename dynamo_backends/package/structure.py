@@ -81,12 +81,12 @@ def decoded(node: Node, value_of: Callable[[str, int], Any] | None = None) -> An
 
 
 def numbered(spec: Any, what: str) -> dict[str, Any]:
-    """A structure of torch's pytrees as a node whose values are the numbers of the leaves."""
+    """Encodes a pytree spec as a node whose leaves are numbered."""
     return encoded(pytree.tree_unflatten(list(range(spec.num_leaves)), spec), what)
 
 
-def matched(node: Node, value: Any, where: str) -> Iterator[Found]:
-    """Returns what a value has at the places of a node.
+def match_leaves(node: Node, value: Any, where: str) -> Iterator[Found]:
+    """Yields the leaves of a value at a node's places; checks that its structure fits.
 
     Args:
         node: From `encoded`.
@@ -104,12 +104,12 @@ def matched(node: Node, value: Any, where: str) -> Iterator[Found]:
             raise PackageError(f"{where} has to be a mapping, not a {type(value).__name__}")
         _check_keys([key for key, _ in content], value, where)
         for key, inner in content:
-            yield from matched(inner, value[key], f"{where}[{key!r}]")
+            yield from match_leaves(inner, value[key], f"{where}[{key!r}]")
     elif kind in ("list", "tuple"):
         if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != len(content):
             raise PackageError(f"{where} has to be a {kind} of {len(content)} values")
         for i, inner in enumerate(content):
-            yield from matched(inner, value[i], f"{where}[{i}]")
+            yield from match_leaves(inner, value[i], f"{where}[{i}]")
     elif type(value) is not type(content) or value != content:
         raise PackageError(
             f"{where} is {_text(value)}, and the step was saved for {content!r}. The function's "

@@ -31,8 +31,8 @@ class Outcome:
     difference: str | None
 
 
-def checked_parts(path: str | os.PathLike[str]) -> int:
-    """Reads all parts of a package; how many there are.
+def check_parts(path: str | os.PathLike[str]) -> int:
+    """Verifies the checksum of each part of a package; returns how many there are.
 
     Raises:
         PackageError: One is damaged.
@@ -53,12 +53,12 @@ def is_step(path: str | os.PathLike[str]) -> bool:
         return archive.manifest.get("kind") == STEP
 
 
-def compared(
+def compare_package(
     path: str | os.PathLike[str],
     strict: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> Outcome:
-    """Loads a package, and compares a call with the same one by the portable form.
+    """Loads a package and compares its results with those of the portable graph.
 
     Args:
         path: Path of the file.

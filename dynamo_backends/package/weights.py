@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def dumped(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, str]]:
-    """Tensors as a safetensors file, and for each name under which it is there.
+    """Serializes tensors to safetensors bytes; returns also the stored name of each.
 
     Those with the same memory are stored once, row-major.
 
@@ -81,7 +81,7 @@ def _joined(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def loaded(content: Tensor) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file, in its memory.
+    """Returns the tensors of a safetensors file as views of its bytes.
 
     safetensors' own reader copies what is not a file of its own.
 

@@ -13,14 +13,14 @@ from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.package.capturing import Captured, compiled
-from dynamo_backends.package.packaged import Kept, PackageBackend
+from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
 from dynamo_backends.package.structure import decoded
 from dynamo_backends.runtime.program import Block, Literal, Program
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A compiled model with all of its graphs as one callable.
+    """Holds a compiled model whose whole graph is one executable.
 
     Attributes:
         graph: What was compiled.
@@ -83,7 +83,7 @@ class _Noting(PackageBackend):
     """A backend that notes what it compiles."""
 
     def __init__(self, inner: Backend):
-        super().__init__(inner, Kept(), {})
+        super().__init__(inner, InMemoryParts(), {})
         self.noted: list[tuple[Graph, Executable]] = []
 
     def compile(self, graph: Graph, options: Any) -> Executable:

@@ -16,10 +16,10 @@ from dynamo_backends.aot.inputs import (
     describe_inputs,
     inspect_captured,
     subclass_inputs,
-    without_subclasses,
+    wrap_for_subclass_inputs,
 )
 from dynamo_backends.aot.traces import Traces, key_of
-from dynamo_backends.aot.updates import writing_rows
+from dynamo_backends.aot.updates import wrap_with_row_writes
 from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
 from dynamo_backends.graph.donation import RowWrite, separate_row_writes, without_updates
 from dynamo_backends.graph.graph import Graph
@@ -27,7 +27,7 @@ from dynamo_backends.graph.normalize import Normalized, normalize
 from dynamo_backends.graph.position_checks import Facts, PositionChecks, with_position_checks
 from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
 from dynamo_backends.graph.symbols import unite_equal_sizes
-from dynamo_backends.int8.capture import proving
+from dynamo_backends.int8.capture import make_proof_wrapper
 from dynamo_backends.interface import captures, protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.counters import (
@@ -117,7 +117,7 @@ def _compile_captured(
         if compiled is not None:
             return compiled
     try:
-        proven = proving(options, captured, example_inputs)
+        proven = make_proof_wrapper(options, captured, example_inputs)
     except CompileError as error:
         return _left_to_eager(backend, captured, options, number, str(error))
     if isinstance(backend, protocols.Prefetches):
@@ -132,7 +132,7 @@ def _compile_captured(
     if residency is not None:
         compiled = residency.returned(compiled)
     if subclasses:
-        compiled = without_subclasses(compiled, subclasses)
+        compiled = wrap_for_subclass_inputs(compiled, subclasses)
     return compiled if proven is None else proven(compiled, pipeline.reports)
 
 
@@ -282,7 +282,7 @@ class _GraphPipeline:
         )
         compiled.checks = checks
         run = background.going_first(compiled) if compiled.compiles_beside else compiled
-        written = writing_rows(raising(run, checks.flag), normalized.graph.updates, rows)
+        written = wrap_with_row_writes(raising(run, checks.flag), normalized.graph.updates, rows)
         eager = InEager(normalized.graph.module, normalized.constants)
         return checking(written, checks.before, checks.flag, eager)
 

@@ -29,7 +29,11 @@ from dynamo_backends.interface.registry import is_found_elsewhere
 from dynamo_backends.interface.report import Kind
 from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
 from dynamo_backends.runtime.verdicts import without_trials
-from dynamo_backends.workers.worker_process import Lost, WorkerProcess, environment
+from dynamo_backends.workers.worker_process import (
+    ProcessLostError,
+    WorkerProcess,
+    child_environment,
+)
 
 log = logging.getLogger("dynamo_backends")
 
@@ -110,7 +114,7 @@ class CompilerProcess:
                 return None
             try:
                 answer = self._process.ask({"job": _text(pickle.dumps(job))}, None)
-            except Lost as lost:
+            except ProcessLostError as lost:
                 raise CompilerLostError(f"the compiler was lost: {lost}") from lost
         if "unable" in answer:
             log.debug("not compiled in another process: %s", answer["unable"])
@@ -123,7 +127,7 @@ class CompilerProcess:
     def _started(self) -> bool:
         try:
             self._process.ask({}, _START_S)
-        except (Lost, OSError) as error:
+        except (ProcessLostError, OSError) as error:
             self.is_unusable = True
             log.info("there is no process to compile in: %s", error)
         return not self.is_unusable
@@ -257,7 +261,7 @@ def _done(
         key,
         torch.get_num_threads(),
         product_precision(),
-        environment(),
+        child_environment(),
     )
     return process.do(job)
 

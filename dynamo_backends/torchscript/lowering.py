@@ -95,7 +95,7 @@ class _Builder:
             return
         if not isinstance(node.target, OpOverload):
             raise _Refused("it is not an ATen operator")
-        spelled = spelling(node)
+        spelled = replacement_call(node)
         if spelled is None:
             self._values[node] = self._emit(node.target, node.args, node.kwargs, node)
             return
@@ -194,8 +194,8 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """A call under another name.
+class ReplacementCall:
+    """The equivalent call with which TorchScript's passes know a call.
 
     Attributes:
         op: The operator.
@@ -208,12 +208,12 @@ class Spelled:
     first: bool = False
 
 
-Rule = Callable[[fx.Node], Spelled | None]
+Rule = Callable[[fx.Node], ReplacementCall | None]
 _RULES: dict[OpOverload, Rule] = {}
 
 
-def spelling(node: fx.Node) -> Spelled | None:
-    """Returns the call as TorchScript's passes know it; None: as it is."""
+def replacement_call(node: fx.Node) -> ReplacementCall | None:
+    """Returns the equivalent call that TorchScript's passes know; None: keep it."""
     rule = _RULES.get(node.target)  # type: ignore[call-overload]
     return None if rule is None else rule(node)
 
@@ -227,31 +227,31 @@ def _spells(*ops: OpOverload) -> Callable[[Rule], Rule]:
 
 
 @_spells(aten.convolution.default)
-def _convolution(node: fx.Node) -> Spelled | None:
+def _convolution(node: fx.Node) -> ReplacementCall | None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
     known = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
     dims = x.meta["val"].ndim - 2  # type: ignore[union-attr]
     if transposed or dims not in (1, 2, 3):
         return None
-    return Spelled(known[dims - 1], (x, weight, bias, stride, padding, dilation, groups))
+    return ReplacementCall(known[dims - 1], (x, weight, bias, stride, padding, dilation, groups))
 
 
 @_spells(aten.addmm.default)
-def _linear(node: fx.Node) -> Spelled | None:
+def _linear(node: fx.Node) -> ReplacementCall | None:
     bias, x, right = node.args
     weight = _transposed(right)
     if node.kwargs or weight is None or bias.meta["val"].ndim != 1:  # type: ignore[union-attr]
         return None
     if bias.meta["val"].shape[0] != weight.meta["val"].shape[0]:  # type: ignore[union-attr]
         return None
-    return Spelled(aten.linear.default, (x, weight, bias))
+    return ReplacementCall(aten.linear.default, (x, weight, bias))
 
 
 @_spells(aten.mm.default)
-def _linear_without_bias(node: fx.Node) -> Spelled | None:
+def _linear_without_bias(node: fx.Node) -> ReplacementCall | None:
     x, right = node.args
     weight = _transposed(right)
-    return None if weight is None else Spelled(aten.linear.default, (x, weight))
+    return None if weight is None else ReplacementCall(aten.linear.default, (x, weight))
 
 
 def _transposed(node: Any) -> fx.Node | None:
@@ -264,38 +264,38 @@ def _transposed(node: Any) -> fx.Node | None:
 
 
 @_spells(aten.native_layer_norm.default)
-def _layer_norm(node: fx.Node) -> Spelled | None:
-    return Spelled(aten.layer_norm.default, node.args, first=True) if _first(node) else None
+def _layer_norm(node: fx.Node) -> ReplacementCall | None:
+    return ReplacementCall(aten.layer_norm.default, node.args, first=True) if _first(node) else None
 
 
 @_spells(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm(node: fx.Node) -> Spelled | None:
+def _batch_norm(node: fx.Node) -> ReplacementCall | None:
     if not _first(node):
         return None
     *tensors, momentum, eps = node.args
     args = (*tensors, False, momentum, eps, False)
-    return Spelled(aten.batch_norm.default, args, first=True)
+    return ReplacementCall(aten.batch_norm.default, args, first=True)
 
 
 @_spells(aten.max_pool2d_with_indices.default)
-def _max_pool2d(node: fx.Node) -> Spelled | None:
-    return Spelled(aten.max_pool2d.default, node.args, first=True) if _first(node) else None
+def _max_pool2d(node: fx.Node) -> ReplacementCall | None:
+    return ReplacementCall(aten.max_pool2d.default, node.args, first=True) if _first(node) else None
 
 
 @_spells(aten._softmax.default)
-def _softmax(node: fx.Node) -> Spelled | None:
-    return None if node.args[2] else Spelled(aten.softmax.int, node.args[:2])
+def _softmax(node: fx.Node) -> ReplacementCall | None:
+    return None if node.args[2] else ReplacementCall(aten.softmax.int, node.args[:2])
 
 
 @_spells(aten._log_softmax.default)
-def _log_softmax(node: fx.Node) -> Spelled | None:
-    return None if node.args[2] else Spelled(aten.log_softmax.int, node.args[:2])
+def _log_softmax(node: fx.Node) -> ReplacementCall | None:
+    return None if node.args[2] else ReplacementCall(aten.log_softmax.int, node.args[:2])
 
 
 @_spells(aten.view.default, aten._unsafe_view.default)
-def _reshape(node: fx.Node) -> Spelled:
+def _reshape(node: fx.Node) -> ReplacementCall:
     # Passes may change strides, and a view that was possible would not be any more.
-    return Spelled(aten.reshape.default, node.args)
+    return ReplacementCall(aten.reshape.default, node.args)
 
 
 def _first(node: fx.Node) -> bool:

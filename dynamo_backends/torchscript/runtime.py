@@ -25,8 +25,8 @@ _lock = fork_safe_rlock()
 
 
 @contextlib.contextmanager
-def fusing(fuser: Fuser) -> Iterator[None]:
-    """TorchScript profiles what it runs, and fuses with this compiler, inside the block."""
+def enabled_fuser(fuser: Fuser) -> Iterator[None]:
+    """Context manager: TorchScript profiles what it runs and fuses with this fuser."""
     with _lock, private.torchscript_fuser(nnc=fuser == "nnc", onednn=fuser == "onednn"):
         yield
 
@@ -128,7 +128,7 @@ class StaticExecutable(FrozenExecutable):
     """
 
     def __init__(self, graph: Graph, ranged: bool = False):
-        super().__init__(at_once(graph), ranged=ranged)
+        super().__init__(materialize_conj_neg(graph), ranged=ranged)
 
     def finish(self, module: Any) -> Run:
         """See `FrozenExecutable.finish`."""
@@ -137,8 +137,8 @@ class StaticExecutable(FrozenExecutable):
         return _StaticModule(computing(run) if any(map(private.is_lazy, values)) else run)
 
 
-def at_once(graph: Graph) -> Graph:
-    """A graph whose calls conjugate and negate at once, instead of leaving it to who reads."""
+def materialize_conj_neg(graph: Graph) -> Graph:
+    """Replaces lazy conjugation and negation by operators that compute at once."""
     if not any(node.target in _AT_ONCE for node in graph.calls):
         return graph
     copy = graph.copy()
@@ -175,7 +175,7 @@ def _as_usual(x: Any) -> Any:
 
 
 class Fused:
-    """A TorchScript function whose first calls, which compile it, run with a fuser switched on.
+    """A TorchScript function whose first calls run, and compile, under a fuser.
 
     Args:
         run: The function.
@@ -191,7 +191,7 @@ class Fused:
         """Calls the script with its inputs."""
         if not self._left:
             return self._run(*args)
-        with fusing(self._fuser), torch.no_grad():
+        with enabled_fuser(self._fuser), torch.no_grad():
             results = self._run(*args)
             self._left = max(0, self._left - 1)
         return results

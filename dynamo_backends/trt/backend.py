@@ -37,7 +37,7 @@ class TensorRT(Backend):
         """See `Backend.availability`."""
         if no := self.lacks():
             return no
-        reason = vendor.why_not()
+        reason = vendor.why_unavailable()
         if reason is not None:
             return Availability(False, reason, self.install)
         reason = driver().why_not()
@@ -49,7 +49,7 @@ class TensorRT(Backend):
     def prepare(self, graph: Graph, options: TensorRTOptions) -> None:
         """See `Backend.prepare`."""
         require_device(graph, self.name)
-        if vendor.release()[0] >= 11 and not options.strongly_typed:
+        if vendor.tensorrt_version()[0] >= 11 and not options.strongly_typed:
             raise OptionError(
                 f"option 'strongly_typed' of {self.name} must be True with TensorRT "
                 f"{vendor.tensorrt().__version__}: version 11 has no other networks."
@@ -96,7 +96,7 @@ def require_device(graph: Graph, name: str) -> None:
 
 
 def _settings(graph: Graph, options: TensorRTOptions) -> Any:
-    from dynamo_backends.trt.building import Settings
+    from dynamo_backends.trt.engine_builder import Settings
 
     return Settings.of(options, device_index(graph.module.graph))
 

@@ -10,7 +10,7 @@ from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.runtime.prepared_executables import Prologue
-from dynamo_backends.trt.building import Profile, Settings, build, profile, serialize
+from dynamo_backends.trt.engine_builder import Profile, Settings, build, profile, serialize
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
 from dynamo_backends.trt.program import Plan, SharedEngine
 from dynamo_backends.trt.runtime import TensorRTExecutable, owned_weights
@@ -67,7 +67,7 @@ def _find(graph: Graph, settings: Settings, ranged: bool) -> tuple[SharedEngine,
 
 
 def engine_graph(graph: Graph) -> Graph:
-    """The graph whose weights are those that an engine can be given anew; others are inputs."""
+    """Returns a graph in which only refittable weights are frozen; others are inputs."""
     owned = owned_weights(graph)
     inputs = [
         dataclasses.replace(x, frozen=x.frozen and i in owned) for i, x in enumerate(graph.inputs)

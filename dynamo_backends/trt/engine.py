@@ -13,8 +13,8 @@ from torch import Tensor
 
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.trt import vendor
-from dynamo_backends.trt.building import Settings, parser_errors, weights_folder
 from dynamo_backends.trt.device import driver, to_tensorrt
+from dynamo_backends.trt.engine_builder import Settings, parser_errors, placeholder_weights
 
 _TYPES: dict[int, str] = {
     TensorProto.FLOAT: "FLOAT",
@@ -163,7 +163,7 @@ class Engine:
         """Lets TensorRT's parser put weights where its reading of the model needs them."""
         parser = vendor.tensorrt().OnnxParserRefitter(refitter, vendor.logger())
         host = {name: tensor.cpu() for name, tensor in weights.items()}
-        with weights_folder(self._model) as path:
+        with placeholder_weights(self._model) as path:
             taken = parser.load_model_proto(self._model, path)
             for name, tensor in host.items():
                 taken = taken and parser.load_initializer(name, tensor.data_ptr(), tensor.nbytes)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.trt.building import Profile, Settings
 from dynamo_backends.trt.engine import Engine
+from dynamo_backends.trt.engine_builder import Profile, Settings
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ def launch(
 
 
 def owned_weights(graph: Graph) -> set[int]:
-    """Positions of the inputs that become weights of an engine: frozen floating-point tensors."""
+    """Returns positions of the inputs that an engine holds as refittable weights."""
     return {i for i in graph.weights if graph.placeholders[i].meta["val"].dtype.is_floating_point}
 
 

@@ -20,9 +20,16 @@ from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.load_or_compile import whole_executable
 from dynamo_backends.trt import vendor
-from dynamo_backends.trt.building import Profile, Range, Settings, describe, joined, profile_covers
 from dynamo_backends.trt.device import driver, to_tensorrt
 from dynamo_backends.trt.engine import Engine
+from dynamo_backends.trt.engine_builder import (
+    Profile,
+    Range,
+    Settings,
+    describe,
+    joined,
+    profile_covers,
+)
 from dynamo_backends.trt.options import TensorRTOptions
 from dynamo_backends.trt.program import Plan, SharedEngine
 from dynamo_backends.trt.runtime import TensorRTExecutable, launch
@@ -199,7 +206,7 @@ def load(path: str | os.PathLike[str], device: int = 0) -> "SavedEngine":
         CompileError: TensorRT does not take the engine, such as one of another version or GPU.
         DeviceError: There is no device here.
     """
-    reason = vendor.why_not() or driver().why_not()
+    reason = vendor.why_unavailable() or driver().why_not()
     if reason is not None:
         raise DeviceError(f"a TensorRT engine cannot be loaded here: {reason}")
     path = os.path.expanduser(path)

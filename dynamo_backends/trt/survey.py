@@ -32,14 +32,14 @@ from dynamo_backends.ort.session import SessionSettings
 from dynamo_backends.ort.trial import Verdict, verdict
 from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.trt import vendor
-from dynamo_backends.trt.building import (
+from dynamo_backends.trt.device import NAMES, driver
+from dynamo_backends.trt.engine_builder import (
     Settings,
     error_text,
     new_network,
+    placeholder_weights,
     serialize,
-    weights_folder,
 )
-from dynamo_backends.trt.device import NAMES, driver
 from dynamo_backends.trt.runtime import owned_weights
 from dynamo_backends.verify.trials.trials import not_plain, read_results
 
@@ -55,8 +55,8 @@ _JUDGED = "in a trial "
 # Runtime, on the CPU, where a trial takes milliseconds (see `ort.trial`): one call alone, on
 # awkward inputs, judged against eager. What ONNX Runtime has no kernel for on the CPU stays
 # unjudged.
-def judge(node: fx.Node) -> Verdict | None:
-    """Returns how a call is to be lowered; None if that is open.
+def known_verdict(node: fx.Node) -> Verdict | None:
+    """Returns the verdict on a call if no parser is needed; None if it is open.
 
     Args:
         node: A call whose inputs are tensors of static shapes.
@@ -105,7 +105,7 @@ _REMEMBERED = 64
 
 @dataclass
 class Survey:
-    """The answers of TensorRT's parser about the calls of a graph, by their names.
+    """What TensorRT's parser says about each call of a graph: taken, refused, decomposed.
 
     Attributes:
         refused: Why calls are not taken.
@@ -119,7 +119,7 @@ class Survey:
 
 
 class Surveys:
-    """Plans from surveys of graphs, remembered for the process."""
+    """A cache of partition plans from TensorRT's parser, by graph and settings."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -178,7 +178,7 @@ def _untold(node: fx.Node) -> str | None:
 
 def _try(found: Survey, node: fx.Node) -> None:
     """Leaves out a lowering that means something else than the call."""
-    judged = judge(node)
+    judged = known_verdict(node)
     if judged is not None and judged.decomposed:
         found.decomposed.add(node.name)
         found.whole[node.name] = "its lowering to ONNX is not right"
@@ -214,7 +214,7 @@ def _ask(part: Graph, found: Survey, settings: Settings) -> Mapping[str, str]:
 
 def _parse(model: bytes, part: Graph, settings: Settings) -> Mapping[str, str]:
     trt, log = vendor.tensorrt(), vendor.logger()
-    with driver().stream(settings.device), weights_folder(model) as path:
+    with driver().stream(settings.device), placeholder_weights(model) as path:
         builder = trt.Builder(log)
         network = new_network(builder, settings.options.strongly_typed)
         parser = trt.OnnxParser(network, log)

@@ -22,8 +22,8 @@ def tensorrt() -> Any:
     return importlib.import_module("tensorrt")
 
 
-def why_not() -> str | None:
-    """Returns why the package cannot be used; None if it can."""
+def why_unavailable() -> str | None:
+    """Returns why the package `tensorrt` cannot be used; None if it can."""
     try:
         if importlib.util.find_spec("tensorrt") is None:
             return "tensorrt is not installed"
@@ -31,14 +31,14 @@ def why_not() -> str | None:
     except Exception as error:  # its libraries are loaded by Python code of its own
         text = str(error).strip().splitlines()
         return f"tensorrt cannot be imported ({text[0] if text else type(error).__name__})"
-    if not release() >= OLDEST or release()[0] > NEWEST:
+    if not tensorrt_version() >= OLDEST or tensorrt_version()[0] > NEWEST:
         oldest = ".".join(map(str, OLDEST))
         return f"tensorrt {version} is not between {oldest} and {NEWEST}.x"
     return None
 
 
-def release() -> tuple[int, int]:
-    """Major and minor version."""
+def tensorrt_version() -> tuple[int, int]:
+    """Returns TensorRT's major and minor version."""
     major, minor, *_ = tensorrt().__version__.split(".")
     return int(major), int(minor)
 

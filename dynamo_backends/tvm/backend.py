@@ -89,10 +89,10 @@ class TVM(Backend):
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: TvmOptions) -> Any:
         """See `SavesExecutables.load`."""
-        from dynamo_backends.tvm.ranged import kind
+        from dynamo_backends.tvm.ranged import executable_class
         from dynamo_backends.tvm.runtime import TvmExecutable
 
-        return TvmExecutable.load(dict(parts), graph, _settings(options), kind)
+        return TvmExecutable.load(dict(parts), graph, _settings(options), executable_class)
 
 
 def _settings(options: TvmOptions) -> Any:

@@ -10,14 +10,14 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import as_compile_error
 from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.runtime.ranged import for_range
-from dynamo_backends.tvm.lowering import LoweredRelax, lower, plain
+from dynamo_backends.tvm.lowering import LoweredRelax, lower, plain_message
 from dynamo_backends.tvm.lowering_ranged import lower_ranged
 from dynamo_backends.tvm.program import RelaxProgram, transformed
-from dynamo_backends.tvm.ranged import kind
+from dynamo_backends.tvm.ranged import executable_class
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.schedules import schedule
 from dynamo_backends.tvm.session import CHATTER, Settings, target, vector_lanes
-from dynamo_backends.tvm.tuning import tuned
+from dynamo_backends.tvm.tuning import apply_tuned_schedules
 from dynamo_backends.tvm.vendor import relax, tvm
 
 _OPT_LEVEL = 3
@@ -40,10 +40,10 @@ def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
 
 
 def _compile(graph: Graph, settings: Settings, ranged: bool) -> TvmExecutable:
-    with as_compile_error("TVM cannot compile the graph", plain):
+    with as_compile_error("TVM cannot compile the graph", plain_message):
         with disable_current_modes():
             program = build(graph, settings, ranged)
-        return kind(ranged)(graph, program, settings)
+        return executable_class(ranged)(graph, program, settings)
 
 
 def build(graph: Graph, settings: Settings, ranged: bool = False) -> RelaxProgram:
@@ -55,7 +55,7 @@ def build(graph: Graph, settings: Settings, ranged: bool = False) -> RelaxProgra
         module = _simplified(lowered)
         read = transformed(module, len(lowered.weights))
         fused = _fused(module)
-    found = tuned(fused, settings)  # which shows progress on stderr
+    found = apply_tuned_schedules(fused, settings)  # which shows progress on stderr
     with _compiling(settings):
         module = schedule(found.module, settings.threads, vector_lanes())
         module = _sequential(_lowering())(module)

@@ -169,7 +169,7 @@ def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
 def _blame(node: fx.Node, graph: Graph, error: Exception) -> None:
     """Raises what the pipeline understands: the call of the captured graph that is at fault."""
     own = {n.name: n for n in graph.calls if n.target is not operator.getitem}
-    reason = plain(error)
+    reason = plain_message(error)
     if node.target is operator.getitem:
         node = node.all_input_nodes[0]
     while node.name not in own and node.users:  # a cast or a permutation before a call
@@ -179,7 +179,7 @@ def _blame(node: fx.Node, graph: Graph, error: Exception) -> None:
     raise LoweringError(node.name, str(own[node.name].target), reason) from error
 
 
-def plain(error: BaseException) -> str:
+def plain_message(error: BaseException) -> str:
     """Returns what one of TVM's messages says, in one line."""
     lines = lines_of(error)
     told = [line for line in lines if not line.startswith(("File ", "Traceback", "^", "[bt]"))]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.tvm.dtypes import TO_TORCH
-from dynamo_backends.tvm.schedules import scheduled
+from dynamo_backends.tvm.schedules import apply_default_schedule
 from dynamo_backends.tvm.search import Proposal, Search, replayed
 from dynamo_backends.tvm.session import target, use_threads, vector_lanes
 from dynamo_backends.tvm.vendor import tvm
@@ -54,7 +54,7 @@ class Bench:
         self._threads = threads
         self._search = Search(function, threads, seed)
         use_threads(threads)
-        self._default = self.compiled(scheduled(function, threads, vector_lanes()))
+        self._default = self.compiled(apply_default_schedule(function, threads, vector_lanes()))
         self._given = self._sample(0)
         self._expected = [self._results(self._default, self._sample(n)) for n in range(_SAMPLES)]
         self.refused: list[str] = []

@@ -39,7 +39,7 @@ class RelaxProgram:
 
 
 def transformed(module: Any, count: int) -> tuple[bool, ...]:
-    """Returns which of the weights the function that prepares them reads; the others it hands on.
+    """Returns for each weight whether the lifted preparation function reads it.
 
     Args:
         module: A Relax module in which the preparation of weights has been lifted.

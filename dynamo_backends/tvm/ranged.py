@@ -56,6 +56,6 @@ class RangedTvmExecutable(TvmExecutable):
         return run
 
 
-def kind(ranged: bool) -> type[TvmExecutable]:
+def executable_class(ranged: bool) -> type[TvmExecutable]:
     """Returns the kind of executables: for a range, or for the sizes of one call."""
     return RangedTvmExecutable if ranged else TvmExecutable

@@ -162,7 +162,7 @@ class TvmExecutable(Executable):
 
 
 class Prepared:
-    """The prepared weights of a program, in memory of TVM's pool.
+    """Weights that a program has preprocessed, in TVM's memory pool.
 
     When it is gone, so is its memory: the pool would keep that for machines to come.
 
@@ -240,7 +240,7 @@ def _row_major(tensor: Tensor) -> Tensor:
 
 
 def acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Returns a row-major tensor as TVM takes it.
+    """Aligns a row-major tensor, and sets the strides that TVM expects.
 
     The address suits vector instructions, and strides are as expected where they do not matter too.
     """

@@ -42,12 +42,12 @@ def schedule(module: Any, threads: int, lanes: int) -> Any:
     """
     for name, function in module.functions_items():
         if isinstance(function, tvm.tirx.PrimFunc) and "tirx.is_scheduled" not in function.attrs:
-            module[name] = scheduled(function, threads, lanes)
+            module[name] = apply_default_schedule(function, threads, lanes)
     return module
 
 
-def scheduled(function: Any, threads: int, lanes: int) -> Any:
-    """Returns a function with its default schedule; as it was if none fits.
+def apply_default_schedule(function: Any, threads: int, lanes: int) -> Any:
+    """Applies the default schedule to a function; returns it as it was if none fits.
 
     Args:
         function: A fused function.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_backends.tvm.schedules import scheduled, tiles, with_tile
+from dynamo_backends.tvm.schedules import apply_default_schedule, tiles, with_tile
 from dynamo_backends.tvm.session import target, vector_lanes
 from dynamo_backends.tvm.vendor import structural_hash, tvm
 
@@ -64,9 +64,9 @@ class Search:
     def __init__(self, function: Any, threads: int, seed: int):
         self._function = function
         self._threads = threads
-        default = scheduled(function, threads, vector_lanes())
+        default = apply_default_schedule(function, threads, vector_lanes())
         self._random = random.Random(seed)
-        self._seen = {mark(default)}
+        self._seen = {structural_fingerprint(default)}
         self._best: list[tuple[float, str, Any]] = []
         self._count = 0
         self._tiles = tiles(function, vector_lanes())[1 : 1 + _TILES]
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Any:
 
 
 def replayed(function: Any, trace: Any, threads: int) -> Proposal:
-    """Returns a function scheduled as a trace tells; raises if that does not fit.
+    """Applies a recorded schedule trace to a function; raises if it does not fit.
 
     Args:
         function: Not scheduled.
@@ -160,11 +160,11 @@ def replayed(function: Any, trace: Any, threads: int) -> Proposal:
         plan = tvm.s_tir.Schedule(function)
         tvm.s_tir.Trace.apply_json_to_schedule(trace, plan)
         made = plan.mod["main"].with_attr("tirx.is_scheduled", True)
-    return Proposal(made, trace, mark(made))
+    return Proposal(made, trace, structural_fingerprint(made))
 
 
-def mark(function: Any) -> str:
-    """A hash of a function, whatever its variables are called; the same in all processes."""
+def structural_fingerprint(function: Any) -> str:
+    """Returns a hash of a function's structure, the same in all processes."""
     return f"{structural_hash(function) & (1 << 64) - 1:016x}"
 
 

@@ -103,7 +103,7 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
 
 
 class Machine:
-    """A virtual machine with a loaded program. It runs one call at a time.
+    """TVM's virtual machine with a loaded program; it runs one call at a time.
 
     Args:
         module: TVM's runtime module of an executable.

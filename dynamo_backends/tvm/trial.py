@@ -15,10 +15,10 @@ from dynamo_backends.tvm import exclusions as rules
 from dynamo_backends.tvm.compiler import compile_graph
 from dynamo_backends.tvm.converters import is_convertible
 from dynamo_backends.tvm.dtypes import DTYPES
-from dynamo_backends.tvm.lowering import plain
+from dynamo_backends.tvm.lowering import plain_message
 from dynamo_backends.tvm.session import Settings
 from dynamo_backends.verify.trials.kinds import kind_of
-from dynamo_backends.verify.trials.trials import attempt, not_plain, smaller
+from dynamo_backends.verify.trials.trials import not_plain, smaller, try_call
 
 _VENDOR = "TVM"
 _SETTINGS = Settings(num_threads=1, uses_records=False)  # trials are small
@@ -50,4 +50,4 @@ def _untriable(node: fx.Node) -> str | None:
 
 def _try(node: fx.Node) -> Verdict:
     make = lambda graph: compile_graph(graph, _SETTINGS).bind(())[0]  # noqa: E731
-    return Verdict(attempt(node, make, _VENDOR, plain) or "")
+    return Verdict(try_call(node, make, _VENDOR, plain_message) or "")

@@ -18,13 +18,13 @@ from dynamo_backends.interface.logs import stderr_without
 from dynamo_backends.tvm.measuring import signature
 from dynamo_backends.tvm.program import PREPARE
 from dynamo_backends.tvm.records import Record, Records
-from dynamo_backends.tvm.schedules import scheduled
-from dynamo_backends.tvm.search import mark, replayed
+from dynamo_backends.tvm.schedules import apply_default_schedule
+from dynamo_backends.tvm.search import replayed, structural_fingerprint
 from dynamo_backends.tvm.session import CHATTER, Settings, describe_host, vector_lanes
 from dynamo_backends.tvm.vendor import relax, tvm
 from dynamo_backends.workers.budget import Budget, budget_of
 from dynamo_backends.workers.progress import Progress, showing
-from dynamo_backends.workers.worker_process import Lost, WorkerProcess
+from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 log = logging.getLogger("dynamo_backends")
 
@@ -103,8 +103,8 @@ class Function:
     key: str
 
 
-def tuned(module: Any, settings: Settings) -> Outcome:
-    """Gives functions the fastest schedules that are known, and looks for them first if wanted.
+def apply_tuned_schedules(module: Any, settings: Settings) -> Outcome:
+    """Applies the fastest known schedules to functions; tunes them first if asked.
 
     Args:
         module: Fused functions, and Relax functions that call them.
@@ -177,8 +177,10 @@ def _can_be_tuned(function: Any) -> bool:
 
 
 def _key(function: Any, threads: int) -> str:
-    default = scheduled(function, threads, vector_lanes())
-    return hashlib.sha256(f"{mark(function)} {mark(default)}".encode()).hexdigest()
+    default = apply_default_schedule(function, threads, vector_lanes())
+    return hashlib.sha256(
+        f"{structural_fingerprint(function)} {structural_fingerprint(default)}".encode()
+    ).hexdigest()
 
 
 def _apply(module: Any, each: Function, records: Records, threads: int) -> bool:
@@ -295,7 +297,7 @@ class _Tuning:
         request = {
             "do": "open",
             "function": each.function.script(),
-            "expected": mark(each.function),
+            "expected": structural_fingerprint(each.function),
             "inputs": each.inputs,
             "threads": self._settings.threads,
             "seed": self._seeds,
@@ -389,7 +391,7 @@ def _asked(process: MeasuringProcess, request: dict[str, Any], limit_s: float) -
     """Returns an answer; a "problem" if the process was lost."""
     try:
         answer = process.ask(request, limit_s)
-    except Lost as lost:
+    except ProcessLostError as lost:
         COUNTS.lost += 1
         answer = {"problem": str(lost)}
     if "problem" in answer:

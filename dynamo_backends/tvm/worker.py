@@ -10,7 +10,7 @@ from typing import Any
 from tvm.script import from_source
 
 from dynamo_backends.tvm.measuring import Bench
-from dynamo_backends.tvm.search import mark
+from dynamo_backends.tvm.search import structural_fingerprint
 from dynamo_backends.workers.worker_process import serve
 
 
@@ -54,7 +54,7 @@ class Worker:
     ) -> dict[str, Any]:
         self._bench = None  # its memory is free before the next one's is needed
         read = from_source(function)
-        if mark(read) != expected:
+        if structural_fingerprint(read) != expected:
             raise ValueError("TVM does not read what it has written")
         self._bench = Bench(read, inputs, threads, seed)
         return {"seconds": self._bench.seconds}

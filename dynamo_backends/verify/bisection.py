@@ -32,7 +32,7 @@ _SLOW = 1.5
 
 @contextlib.contextmanager
 def bisecting(what: str = "wrong") -> Iterator[None]:
-    """Inside, in all threads: the operators are looked for that make a block wrong, or slow.
+    """Requests a bisection of blocks that are found wrong, or slow (context manager).
 
     Args:
         what: "wrong" or "slow".

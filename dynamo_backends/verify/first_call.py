@@ -35,8 +35,8 @@ _CHECKS = ("assert", "sym_constrain")  # raise, or do nothing
 
 
 @dataclass(frozen=True)
-class Promise:
-    """The metadata that torch promises for a graph's output.
+class OutputMetadata:
+    """Holds the dtype, strides and device that torch expects of an output.
 
     Attributes:
         dtype: Its dtype; None: it is no tensor.
@@ -82,10 +82,10 @@ class Comparison:
         self._graph = graph
         self._module = graph.module
         self._reduced = reduced
-        self._promised: list[Promise] = []
+        self._promised: list[OutputMetadata] = []
         self._acts = ""
         self._is_early = True
-        self._unusable = guarded(self._look)
+        self._unusable = run_without_raising(self._look)
 
     def _look(self) -> None:
         graph = self._graph
@@ -161,15 +161,15 @@ class Comparison:
         return self._guarded(lambda: Replay(self._module)(inputs, visit))
 
     def _guarded(self, action: Callable[[], None]) -> str:
-        return guarded(action, raises=self._graph.kind != "backward")
+        return run_without_raising(action, raises=self._graph.kind != "backward")
 
 
-def guarded(
+def run_without_raising(
     action: Callable[[], None],
     grad_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     raises: bool = True,
 ) -> str:
-    """Runs a part of a comparison.
+    """Runs a part of a comparison; returns why it failed, or an empty string.
 
     Args:
         action: The part.
@@ -210,7 +210,7 @@ class _Outputs:
 
     module: fx.GraphModule
     inputs: Sequence[Any]
-    promised: Sequence[Promise]
+    promised: Sequence[OutputMetadata]
     reduced: bool
     results: Sequence[Any] = ()
     expected: dict[int, Any] = field(default_factory=dict)
@@ -271,7 +271,7 @@ def _copy(value: Any) -> Tensor | None:
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
         return None
     copies: list[Tensor] = []
-    failed = guarded(lambda: copies.append(value.detach().clone()))
+    failed = run_without_raising(lambda: copies.append(value.detach().clone()))
     return None if failed else copies[0]
 
 
@@ -297,7 +297,7 @@ def _sums(value: Any) -> list[Tensor] | None:
             found.extend(table.sum(dim, dtype=torch.int64) for dim in (0, 1))
             found.append(part[whole:].clone())
 
-    return None if guarded(add_up) else found
+    return None if run_without_raising(add_up) else found
 
 
 _SMALL = 1 << 24  # bytes of inputs of which there may be copies
@@ -309,7 +309,7 @@ def _is_same(before: Tensor | list[Tensor], value: Tensor) -> bool:
     """Returns whether a tensor holds what it held before; also if that cannot be told."""
     if isinstance(before, Tensor):  # NaN is not equal to itself, its bytes are
         same = [True]
-        guarded(lambda: same.append(torch.equal(_bytes(before), _bytes(value))))
+        run_without_raising(lambda: same.append(torch.equal(_bytes(before), _bytes(value))))
         return same[-1]
     after = _sums(value)
     return after is None or _are_equal(before, after)
@@ -322,7 +322,7 @@ def _is_restored(value: Tensor, before: Tensor | list[Tensor]) -> bool:
         assert isinstance(before, Tensor)
         value.copy_(before)
 
-    return not guarded(restore)
+    return not run_without_raising(restore)
 
 
 def _are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
@@ -350,7 +350,7 @@ def _is_recorded() -> str:
 
 
 def acts_on(node: fx.Node) -> str:
-    """Returns why a call is not made twice; empty if it may be."""
+    """Returns why a call cannot be repeated (side effects, random); empty if it can."""
     if getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d_functional", "c10d"):
         return f"{node.target} talks to other processes"
     if is_random(node):
@@ -364,19 +364,19 @@ def acts_on(node: fx.Node) -> str:
     return ""
 
 
-def _is_where_promised(result: Any, promise: Promise, expected: Any) -> bool:
+def _is_where_promised(result: Any, promise: OutputMetadata, expected: Any) -> bool:
     """Returns whether a result is on the device that was promised, and eager's is not."""
     if not isinstance(result, Tensor) or not isinstance(expected, Tensor):
         return False
     return result.device == promise.device != expected.device
 
 
-def _promise(output: Any) -> Promise:
+def _promise(output: Any) -> OutputMetadata:
     value = output.meta.get("val") if isinstance(output, fx.Node) else None
     if not isinstance(value, Tensor):
-        return Promise()
+        return OutputMetadata()
     strided = value.layout == torch.strided
-    return Promise(value.dtype, tuple(value.stride()) if strided else None, value.device)
+    return OutputMetadata(value.dtype, tuple(value.stride()) if strided else None, value.device)
 
 
 def described_region(graph: Graph) -> str:

@@ -96,7 +96,7 @@ def is_inexact(tensor: Tensor) -> bool:
 
 
 def memory_of(tensor: Any) -> int | None:
-    """Where a tensor's memory begins; None for what is empty or has none of its own kind."""
+    """Returns the address of a tensor's storage; None if it is empty or has none."""
     if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
         return None
     if tensor.layout != torch.strided or not private.has_storage(tensor):

@@ -57,7 +57,7 @@ _OPEN = frozenset(
 
 
 class Noise:
-    """Computes calls, each floating-point result with a relative error (see `replay.Call`).
+    """Runs calls and adds a rounding-sized relative error to each result.
 
     Args:
         seed: Seed of the errors.

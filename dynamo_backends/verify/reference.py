@@ -118,7 +118,7 @@ _WIDER = {
 
 
 def in_float64(module: fx.GraphModule) -> fx.GraphModule:
-    """A copy of a functional graph that computes every floating-point value in float64.
+    """Copies a functional graph so that it computes in float64.
 
     What is rounded once by every kernel is rounded here, too.
     """

@@ -121,8 +121,8 @@ def budget_of(options: str, total_s: float) -> Budget:
     return _budgets.setdefault((options, total_s), Budget(total_s))
 
 
-def share(options: str, budget: Budget) -> None:
-    """Has a budget be the one of this process for these options.
+def share_budget(options: str, budget: Budget) -> None:
+    """Registers another process's budget as this process's for these options.
 
     Args:
         options: What tells sets of options apart.
@@ -132,5 +132,5 @@ def share(options: str, budget: Budget) -> None:
 
 
 def renew() -> None:
-    """Makes every budget whole again, as in a new process."""
+    """Resets every budget of the process, as in a new one."""
     _budgets.clear()

@@ -19,7 +19,7 @@ def resident() -> int:
 
 
 def growth(call: Callable[[], Any]) -> int:
-    """Bytes by which memory grows at most during a call, as far as that can be told."""
+    """Returns the bytes by which peak memory grows during a call, on CPU and GPU."""
     before, known = rss_bytes(), reset_peak_rss()
     on_gpu = torch.cuda.is_initialized()
     if on_gpu:

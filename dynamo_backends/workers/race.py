@@ -29,7 +29,13 @@ from dynamo_backends.workers.contention import (
     is_undisturbed,
 )
 from dynamo_backends.workers.progress import COUNTS
-from dynamo_backends.workers.statistics import Ratio, Timing, scatter, separate_speedup, speedup
+from dynamo_backends.workers.statistics import (
+    Ratio,
+    Timing,
+    relative_spread,
+    separate_speedup,
+    speedup,
+)
 from dynamo_backends.workers.stopped_time import running_s
 
 ENOUGH = 5
@@ -111,8 +117,8 @@ _PAUSE_S = 0.01
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The outcome of a race.
+class RaceResult:
+    """The result of timing candidates: order, ties, failures and disturbance.
 
     Attributes:
         timings: One per candidate; for those that were hopeless, of the warm-up calls. `speedup`
@@ -195,7 +201,7 @@ class Race:
         self._watch = Watch(self._system)
         self._cuda = any(t.is_cuda for t in self._sets[0] if isinstance(t, torch.Tensor))
 
-    def run(self, baseline: str, on_round: Callable[[], None] | None = None) -> Measured:
+    def run(self, baseline: str, on_round: Callable[[], None] | None = None) -> RaceResult:
         """Runs the race until it is decided.
 
         Args:
@@ -365,7 +371,7 @@ class Race:
             self._watch.of_others(),
             free_processors(),
             1 - sum(quiet) / len(quiet) if quiet else 0.0,
-            max((scatter(self._samples[n].usable()) for n in active), default=0.0),
+            max((relative_spread(self._samples[n].usable()) for n in active), default=0.0),
             self._watch.idle(),
         )
 
@@ -376,7 +382,7 @@ class Race:
         warm: float,
         baseline: str,
         contention: Contention,
-    ) -> Measured:
+    ) -> RaceResult:
         raced = [n for n in self._samples if n not in hopeless]
         timings = {
             n: Timing(n, tuple(self._samples[n].usable()), self._against(baseline, n))
@@ -390,7 +396,7 @@ class Race:
         order = [leader, *sorted(others, key=lambda n: -timings[n].speedup.value)]
         equal = {n for n in active if n != leader and self._is_equal(leader, n)}
         spent, clear = dict(self._spent), self._clear(active)
-        return Measured(
+        return RaceResult(
             timings, tuple(order), frozenset(equal), dict(self._failed), spent, contention, clear
         )
 

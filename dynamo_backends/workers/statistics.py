@@ -36,8 +36,8 @@ class Timing:
         return statistics.median(self.samples)
 
 
-def scatter(times: Sequence[float]) -> float:
-    """Interquartile range of times over their median; 0 for fewer than four."""
+def relative_spread(times: Sequence[float]) -> float:
+    """Returns interquartile range over median of times; 0 for fewer than four."""
     if len(times) < 4:
         return 0.0
     low, middle, high = np.percentile(np.asarray(times, float), [25, 50, 75])

@@ -38,26 +38,26 @@ class StoppedTime:
 
 
 @contextlib.contextmanager
-def shareable() -> Iterator[tuple[StoppedTime, int]]:
-    """A number, and the descriptor by which a process follows it that is started in the block."""
+def shared_stopped_time() -> Iterator[tuple[StoppedTime, int]]:
+    """Context manager: a stopped time and the descriptor that a child inherits."""
     with tempfile.TemporaryFile() as file:
         file.truncate(_NUMBER.size)
         yield StoppedTime(file.fileno()), file.fileno()
 
 
-def argument(descriptor: int) -> str:
-    """Returns what `follow` finds among the arguments of the process that is started."""
+def stopped_time_argument(descriptor: int) -> str:
+    """Returns the command-line argument by which a child finds its stopped time."""
     return f"{_OPTION}{descriptor}"
 
 
 _own: StoppedTime | None = None
 
 
-def follow(arguments: list[str]) -> None:
-    """Has `running_s` leave out the seconds in which this process is stopped.
+def follow_stopped_time(arguments: list[str]) -> None:
+    """Makes `running_s` exclude the time in which the parent stopped this process.
 
     Args:
-        arguments: Arguments of this process. Without an `argument` among them nobody stops it.
+        arguments: Arguments of this process; without a `stopped_time_argument` nobody stops it.
     """
     global _own
     for each in arguments:

@@ -29,8 +29,8 @@ _SHORT_S = 5e-4  # two signals are a part of a shorter call
 _LONGEST_S = 2.0  # of a stop: the process may hold a lock that the call waits for
 
 
-class Turns:
-    """The processes that calls of this one go before.
+class ProcessPauser:
+    """Stops helper processes while compiled calls of this process run.
 
     Args:
         send: Sends a signal to a group of processes.
@@ -175,7 +175,7 @@ class Turns:
                 self._send(group, getattr(signal, name))
 
 
-turns = Turns()
+turns = ProcessPauser()
 """Of this process."""
 
 

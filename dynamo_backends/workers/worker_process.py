@@ -2,8 +2,8 @@
 
 Where something may crash, hang, or take too much memory or the interpreter lock, another process
 does it: compiling and tuning beside calls, candidates of autotune, schedules of TVM, the cells of a
-benchmark and the checks of conformance. What became of such a process is a `Lost`, which is raised
-for the request that it was at; the next request starts another one.
+benchmark and the checks of conformance. What became of such a process is a `ProcessLostError`,
+which is raised for the request that it was at; the next request starts another one.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ from typing import Any, Literal, Self
 from dynamo_backends.workers.memory import tree_bytes
 from dynamo_backends.workers.stopped_time import (
     StoppedTime,
-    argument,
-    follow,
+    follow_stopped_time,
     is_stopped_by_parent,
-    shareable,
+    shared_stopped_time,
+    stopped_time_argument,
 )
 from dynamo_backends.workers.turns import turns
 
@@ -46,8 +46,8 @@ Say = Callable[[Any], None]
 """Tells the parent something before the answer; in types that JSON has."""
 
 
-class Lost(Exception):
-    """The process crashed, took too long or too much memory; the message says which.
+class ProcessLostError(Exception):
+    """The worker process crashed, took too long or used too much memory.
 
     Attributes:
         status: With which it ended; None: it was ended, for a limit.
@@ -75,8 +75,8 @@ class WorkerProcess:
         command: What Python runs there.
         niceness: By how much the priority of the process is lower than that of this one. If it is,
             calls and the process take turns while it has a request (see `turns`).
-        output: Where it prints: a file, to whose end that is written and of which `Lost` knows the
-            last line, or the number of a descriptor.
+        output: Where it prints: a file, to whose end that is written and of which
+            `ProcessLostError` knows the last line, or the number of a descriptor.
         variables: Variables of its environment, besides those of this process.
         memory_bytes: It is ended when it has more, together with those that it started.
 
@@ -171,21 +171,21 @@ class WorkerProcess:
                 child.stdin.flush()
             child.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise Lost(f"it took more than {limit_s:g} s", limit="time") from None
+            raise ProcessLostError(f"it took more than {limit_s:g} s", limit="time") from None
         else:
             if child.returncode:
                 raise self._ended(child)
         finally:
             self.end()
 
-    def _ended(self, child: "subprocess.Popen[str]") -> Lost:
+    def _ended(self, child: "subprocess.Popen[str]") -> ProcessLostError:
         status = child.wait()
         self.end()
         last_line = ""
         if isinstance(self._output, Path):
             text = self._output.read_text(encoding="utf-8", errors="replace")
             last_line = (text.strip().splitlines() or [""])[-1]
-        return Lost(f"its process ended with status {status}", status, last_line)
+        return ProcessLostError(f"its process ended with status {status}", status, last_line)
 
     def _line(self, pid: int, limit_s: float | None) -> str:
         """Returns what the process writes next; empty at its end.
@@ -206,14 +206,14 @@ class WorkerProcess:
                 return self._answers.get(timeout=wait_s)
             turns.release(pid)
             if left_s is not None and left_s < _LEAST_WAIT_S:
-                raise Lost(f"it took more than {limit_s:g} s", limit="time")
+                raise ProcessLostError(f"it took more than {limit_s:g} s", limit="time")
             if self._memory_bytes is not None and (used := tree_bytes(pid)) > self._memory_bytes:
                 allowed = f"of {self._memory_bytes / 1e9:g} allowed"
-                raise Lost(f"{used / 1e9:.1f} GB, {allowed}", limit="memory")
+                raise ProcessLostError(f"{used / 1e9:.1f} GB, {allowed}", limit="memory")
 
     def _start(self) -> "subprocess.Popen[str]":
         if self._niceness and os.name == "posix":
-            with shareable() as (self._stopped, descriptor):
+            with shared_stopped_time() as (self._stopped, descriptor):
                 child = self._launched(descriptor)
             lower_priority(
                 child.pid, self._niceness
@@ -240,12 +240,12 @@ class WorkerProcess:
             if isinstance(output, Path):
                 output = opened.enter_context(output.open("ab"))
             return subprocess.Popen(
-                [sys.executable, *self._command, *map(argument, descriptors)],
+                [sys.executable, *self._command, *map(stopped_time_argument, descriptors)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
                 text=True,
-                env={**environment(), **self._variables},
+                env={**child_environment(), **self._variables},
                 # Ctrl-C is for this process alone. In a session of its own, Linux would not count
                 # its niceness against this process (see autogroups in `man 7 sched`). Who is
                 # stopped for the sake of calls is so with all that it has started.
@@ -281,8 +281,8 @@ class WorkerProcess:
         child.returncode = 0  # nobody waits for it here
 
 
-def environment() -> dict[str, str]:
-    """Returns the environment for a process with the same modules and packages as here."""
+def child_environment() -> dict[str, str]:
+    """Returns environment variables for a child process with the same `sys.path`."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path}
 
@@ -303,7 +303,7 @@ def serve(
     """
     if ends_with_thread and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    follow(sys.argv)
+    follow_stopped_time(sys.argv)
     # What libraries print must not come between the answers.
     channel = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -372,7 +372,7 @@ def lower_priority(pid: int, niceness: int) -> None:
 
 
 def slice_ns(pid: int) -> int:
-    """The length of a process's slices in nanoseconds; 0: the system chooses, or does not tell."""
+    """Returns a process's scheduler time slice in nanoseconds; 0 if unknown."""
     attributes = bytearray(_ATTRIBUTES.size)
     if _call(1, pid, attributes, _ATTRIBUTES.size):
         return 0

@@ -18,7 +18,7 @@ from dynamo_backends import GraphReport, TuningStatus
 from dynamo_backends.workers.progress import Counts
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
-from tests.checking import same
+from tests.checking import assert_same
 
 pytestmark = pytest.mark.usefixtures("tuning")
 
@@ -155,7 +155,7 @@ def trains_as_in_eager(
         for i in range(6):
             x = torch.randn(5, 6, generator=torch.Generator().manual_seed(i))
             expected = train(theirs, theirs, x), train(precise, precise, x.double())
-            same(expected[0], train(run, ours, x), expected[1])
+            assert_same(expected[0], train(run, ours, x), expected[1])
             if i == 2:
                 between()
     return reports

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.workers.worker_process import environment
+from dynamo_backends.workers.worker_process import child_environment
 from tests.autotune.conftest import LONG_S
 
 PROGRAM = """
@@ -137,7 +137,7 @@ def site(tmp_path: Path, planted_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "temporary").mkdir()
     monkeypatch.syspath_prepend(str(planted_folder))
     return {
-        **environment(),
+        **child_environment(),
         "PLANTED_GATE": str(tmp_path / "gate"),
         "PLANTED_MARK": str(tmp_path / "mark"),
         "TMPDIR": str(tmp_path / "temporary"),

@@ -20,7 +20,7 @@ from dynamo_backends.workers.progress import Counts
 from tests.autotune.conftest import LONG_S
 from tests.autotune.planted import Slow
 from tests.autotune.test_background_kinds import net, train
-from tests.checking import same
+from tests.checking import assert_same
 
 pytestmark = pytest.mark.usefixtures("tuning")
 
@@ -102,7 +102,7 @@ def test_other_sizes_are_as_in_eager_and_the_decision_is_kept(
         for i, size in enumerate((5, 5, 7, 5, 9, 7, 9)):
             x = batch(size, 6, seed=i)
             expected = train(theirs, theirs, x), train(precise, precise, x.double())
-            same(expected[0], train(run, ours, x), expected[1])
+            assert_same(expected[0], train(run, ours, x), expected[1])
             assert last_status().winner == name, last_status()
             assert background.wait(LONG_S)
 

@@ -15,7 +15,7 @@ from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.workers.progress import Counts
 from tests.autotune.planted import Slow
-from tests.checking import same
+from tests.checking import assert_same
 
 
 def net() -> nn.Module:
@@ -43,7 +43,7 @@ def agrees(backend: Any, calls: int = 2) -> list[GraphReport]:
         for i in range(calls):
             x = torch.randn(5, 6, generator=torch.Generator().manual_seed(i))
             found, expected = step(compiled, ours, x), step(theirs, theirs, x)
-            same(expected, found, step(precise, precise, x.double()))
+            assert_same(expected, found, step(precise, precise, x.double()))
     return reports
 
 
@@ -116,7 +116,7 @@ def test_with_symbols_one_decision_serves_all_sizes(counts: Counts):
         for size in (5, 7, 9, 12, 31):
             x = torch.randn(size, 6, generator=torch.Generator().manual_seed(size))
             found, expected = step(compiled, ours, x), step(theirs, theirs, x)
-            same(expected, found, step(precise, precise, x.double()))
+            assert_same(expected, found, step(precise, precise, x.double()))
             if size == 7:  # Dynamo's second graph has a symbol
                 made = dataclasses.replace(counts)
     assert counts.sessions == made.sessions, "of the first graph, its two parts, and the second"

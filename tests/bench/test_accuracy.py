@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.bench import accuracy
-from harness import check, compare_outputs, enliven
+from harness import check, compare_outputs, randomize_weights
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -14,7 +14,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 def model() -> nn.Module:
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
-    enliven(layers, lambda: None)
+    randomize_weights(layers, lambda: None)
     return layers
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_backends.bench import ledger
+from dynamo_backends.bench import run_file as ledger
 from dynamo_backends.bench.cells import Outcome, Run, Speedup
 from dynamo_backends.bench.comparison import compare_runs
 from dynamo_backends.cli import main

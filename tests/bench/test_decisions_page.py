@@ -8,7 +8,7 @@ import pytest
 from dynamo_backends import cli
 from dynamo_backends.autotune.decisions import Decision, Decisions
 from dynamo_backends.bench.decisions_page import decisions_page, headline
-from dynamo_backends.bench.dots import WIDTH, error_panel
+from dynamo_backends.bench.dot_plots import WIDTH, error_panel
 from dynamo_backends.interface.report import CandidateReport
 from tests.bench.html import EVIL, check_alone, needs_chromium, opened
 

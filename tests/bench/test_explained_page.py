@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.bench.contest import calls_text
+from dynamo_backends.bench.candidate_table import calls_text
 from dynamo_backends.bench.explained import (
     Timed,
     Times,

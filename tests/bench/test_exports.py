@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import BackendUnavailableError, OptionError
-from dynamo_backends.bench import environment, exports, ledger
+from dynamo_backends.bench import environment, exports
+from dynamo_backends.bench import run_file as ledger
 from dynamo_backends.bench.cells import Cell
 from dynamo_backends.bench.suites.case import ModelCase
-from dynamo_backends.bench.work import Work, results, timed
+from dynamo_backends.bench.workload import ModelWorkload, results, timed
 from dynamo_backends.cli import main
 from tests.bench import planted
 from tests.bench.made_up import passing, run_of
@@ -22,9 +23,9 @@ class Named(nn.Module):
         return x + y, (x * 2, y.relu())
 
 
-def work(model: nn.Module, inputs: dict[str, Tensor]) -> Work:
+def work(model: nn.Module, inputs: dict[str, Tensor]) -> ModelWorkload:
     case = ModelCase("named", lambda: model, lambda: inputs, enliven=False)
-    return Work(case, "inference", torch.float32)
+    return ModelWorkload(case, "inference", torch.float32)
 
 
 @pytest.mark.parametrize("name", list(exports.EXPORTS))
@@ -56,9 +57,9 @@ def test_a_gpu_that_is_not_there_is_said_at_once(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["bench", f"{planted.__file__}:models", "--device", "cuda"]) == 2
     assert "--device cuda needs a GPU" in capsys.readouterr().err
-    environment.require("cpu")
-    assert environment.synchronizing("cpu") is None
-    assert environment.peak("cpu") > 1 << 20
+    environment.require_torch_device("cpu")
+    assert environment.synchronize_function("cpu") is None
+    assert environment.peak_memory_bytes("cpu") > 1 << 20
 
 
 def test_files_from_before_devices_are_of_the_cpu(tmp_path: Path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamo_backends.bench import ledger
+from dynamo_backends.bench import run_file as ledger
 from dynamo_backends.bench.cells import Cell, Outcome, Run, Speedup
 from tests.bench.made_up import CONTEXT
 from tests.bench.programs import load
@@ -103,9 +103,9 @@ def test_without_cuda_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_the_suite_is_one_of_bench(tmp_path: Path):
-    from dynamo_backends.bench.cells import How
+    from dynamo_backends.bench.cells import BenchConfig
     from dynamo_backends.bench.sources import cases
 
-    names = [case.name for case in cases(How("gpu", scale="test"), 2)]
+    names = [case.name for case in cases(BenchConfig("gpu", scale="test"), 2)]
     assert names[-1] == "gpt2"
     assert len(names) == 11

@@ -8,7 +8,7 @@ import pytest
 
 from dynamo_backends.bench.cells import Run
 from dynamo_backends.bench.comparison import compare_runs
-from dynamo_backends.bench.dots import WIDTH, panels
+from dynamo_backends.bench.dot_plots import WIDTH, panels
 from dynamo_backends.bench.pages import comparison_page, run_page
 from tests.bench.html import EVIL, Page, check_alone, needs_chromium, opened
 from tests.bench.made_up import failing, passing, run_of

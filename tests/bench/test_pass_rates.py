@@ -1,8 +1,8 @@
 """Tables of what passes, what does not and what was not run."""
 
 from dynamo_backends.bench.cells import Cell, Outcome, Run
-from dynamo_backends.bench.dots import panels
-from dynamo_backends.bench.published import failures_table, left_list, rates_table, rates_text
+from dynamo_backends.bench.dot_plots import panels
+from dynamo_backends.bench.markdown_tables import failures_table, left_list, rates_table, rates_text
 from tests.bench.made_up import failing, run_of
 
 

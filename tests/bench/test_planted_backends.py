@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.bench.cells import Cell, How, Outcome
+from dynamo_backends.bench.cells import BenchConfig, Cell, Outcome
 from dynamo_backends.bench.processes import measure
 from dynamo_backends.cli import main
 from tests.bench import planted
 
 FILE = planted.__file__
-HOW = How(f"{FILE}:models", rounds=5)
+HOW = BenchConfig(f"{FILE}:models", rounds=5)
 
 
-def outcome(backend: str, how: How = HOW, model: str = "dense", **more: Any) -> Outcome:
+def outcome(backend: str, how: BenchConfig = HOW, model: str = "dense", **more: Any) -> Outcome:
     return measure(Cell(model, f"{FILE}:{backend}", **more), how)
 
 
@@ -76,7 +76,7 @@ def test_an_error_is_the_reason():
 
 @pytest.mark.long
 def test_what_does_not_end_is_a_timeout():
-    found = outcome("hanging", How(f"{FILE}:models", timeout_s=12))
+    found = outcome("hanging", BenchConfig(f"{FILE}:models", timeout_s=12))
     assert found.status == "timeout"
     assert found.reason.startswith("not done after 12 s,")
 
@@ -97,7 +97,7 @@ def test_whether_results_are_right_is_said_without_times():
     ],
 )
 def test_too_much_memory(backend: str, memory_gb: float | None, reason: str):
-    found = outcome(backend, How(f"{FILE}:models", memory_gb=memory_gb))
+    found = outcome(backend, BenchConfig(f"{FILE}:models", memory_gb=memory_gb))
     assert found.status == "OOM"
     assert reason in found.reason
     assert not found.eager_failed
@@ -105,7 +105,7 @@ def test_too_much_memory(backend: str, memory_gb: float | None, reason: str):
 
 @pytest.mark.long
 def test_what_eager_cannot_do_is_no_failure_of_the_backend():
-    how = How(f"{FILE}:unfit", rounds=5)
+    how = BenchConfig(f"{FILE}:unfit", rounds=5)
     two_runs = outcome("right", how, "counting")
     assert two_runs.status == "eager_two_runs_differ"
     assert two_runs.reason.startswith("output 0 differs")

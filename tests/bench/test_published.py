@@ -6,10 +6,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dynamo_backends.bench import ledger
+from dynamo_backends.bench import run_file as ledger
 from dynamo_backends.bench.cells import Run
+from dynamo_backends.bench.markdown_tables import (
+    TABLES,
+    backends_table,
+    caption,
+    chart,
+    models_table,
+)
 from dynamo_backends.bench.pages import run_page
-from dynamo_backends.bench.published import TABLES, backends_table, caption, chart, models_table
 from tests.bench.html import needs_chromium, opened
 from tests.bench.made_up import failing, passing, run_of
 from tests.bench.programs import load

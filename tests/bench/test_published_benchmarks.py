@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from dynamo_backends.bench import ledger
+from dynamo_backends.bench import run_file as ledger
 from tests.bench.made_up import passing, run_of
 from tests.bench.programs import load
 

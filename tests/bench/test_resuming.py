@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from dynamo_backends.bench import runs
-from dynamo_backends.bench.cells import Cell, How, Outcome, Speedup
+from dynamo_backends.bench.cells import BenchConfig, Cell, Outcome, Speedup
 from dynamo_backends.cli import main
-from dynamo_backends.workers.worker_process import environment
+from dynamo_backends.workers.worker_process import child_environment
 from tests.bench import planted
 
 FILE = planted.__file__
@@ -33,7 +33,7 @@ class Measuring:
         self.measured: list[Cell] = []
         self.stops_at = stops_at
 
-    def __call__(self, cell: Cell, how: How) -> Outcome:
+    def __call__(self, cell: Cell, how: BenchConfig) -> Outcome:
         if len(self.measured) == self.stops_at:
             raise KeyboardInterrupt
         self.measured.append(cell)
@@ -122,7 +122,7 @@ def test_a_killed_run_is_resumed(tmp_path: Path):
     """SIGKILL: nothing is told, and the process that measured ends of itself."""
     file = tmp_path / "run.json"
     command = [sys.executable, "-m", "dynamo_backends.cli", *arguments(file, "--models", "dense")]
-    run = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(command, env=child_environment(), stdout=subprocess.DEVNULL)
     try:
         while not results(file) and run.poll() is None:
             time.sleep(0.02)
@@ -131,7 +131,9 @@ def test_a_killed_run_is_resumed(tmp_path: Path):
         run.wait()
     before = results(file)
     assert len(before) == 1
-    done = subprocess.run([*command, "--resume"], env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--resume"], env=child_environment(), capture_output=True, text=True
+    )
     assert done.returncode == 1, done.stderr
     after = results(file)
     assert after[:1] == before, "measured twice"
@@ -156,7 +158,7 @@ def test_a_terminated_run_takes_its_processes_along(tmp_path: Path):
     )
     command = [sys.executable, "-m", "dynamo_backends.cli", *arguments(file)]
     command += ["--backends", f"{backend}:waits"]
-    run = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL)
+    run = subprocess.Popen(command, env=child_environment(), stdout=subprocess.DEVNULL)
     try:
         while not pid.exists() and run.poll() is None:
             time.sleep(0.02)
@@ -203,7 +205,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_time_left_is_that_of_cells_like_those_before():
-    assert [runs.in_words(s) for s in (float("nan"), 41, 300, 5000)] == [
+    assert [runs.format_duration(s) for s in (float("nan"), 41, 300, 5000)] == [
         "unknown time",
         "41 s",
         "5 min",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dynamo_backends.bench import runs
-from dynamo_backends.bench.cells import How
+from dynamo_backends.bench.cells import BenchConfig
 from dynamo_backends.bench.sources import cases, find
 from dynamo_backends.bench.suites.case import call
 from dynamo_backends.bench.suites.huggingface import MODELS as HUGGINGFACE
@@ -20,14 +20,14 @@ from tests.bench.missing import hide_package
 
 
 def test_the_lists_are_as_long_as_pytorchs():
-    assert len(HUGGINGFACE) == len(cases(How("huggingface"))) == 28
+    assert len(HUGGINGFACE) == len(cases(BenchConfig("huggingface"))) == 28
     assert len(TIMM) == 54
-    assert "resnet18" in {case.name for case in cases(How("classic"))}
+    assert "resnet18" in {case.name for case in cases(BenchConfig("classic"))}
 
 
 @pytest.mark.parametrize("name", ["T5Small", "DistillGPT2", "GoogleFnet"])
 def test_models_of_the_list_are_built_from_configurations(name: str):
-    case = find(How("huggingface", scale="test"), name, batch=3)
+    case = find(BenchConfig("huggingface", scale="test"), name, batch=3)
     inputs = case.inputs()
     with torch.no_grad():
         outputs = call(case.make(), inputs)
@@ -37,7 +37,7 @@ def test_models_of_the_list_are_built_from_configurations(name: str):
 
 
 def test_small_bigbird_has_sparse_attention():
-    case = find(How("huggingface", scale="test"), "BigBird")
+    case = find(BenchConfig("huggingface", scale="test"), "BigBird")
     model = case.make()
     with torch.no_grad():
         call(model, case.inputs())
@@ -45,15 +45,18 @@ def test_small_bigbird_has_sparse_attention():
 
 
 def test_sizes_are_the_lists():
-    inputs = find(How("huggingface"), "ElectraForCausalLM").inputs()
+    inputs = find(BenchConfig("huggingface"), "ElectraForCausalLM").inputs()
     assert inputs["input_ids"].shape == inputs["labels"].shape == (8, 512)
-    assert find(How("huggingface"), "ElectraForCausalLM", 2).inputs()["labels"].shape == (2, 512)
+    assert find(BenchConfig("huggingface"), "ElectraForCausalLM", 2).inputs()["labels"].shape == (
+        2,
+        512,
+    )
 
 
 def test_timm_says_how_it_is_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="run: pip install --no-deps timm"):
-        cases(How("timm"))
+        cases(BenchConfig("timm"))
 
 
 def test_a_checkout_of_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -71,7 +74,7 @@ def test_a_checkout_of_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "    def get_module(self):\n"
         "        return torch.nn.Linear(3, 2), [self.x]\n"
     )
-    how = How("torchbench", path=str(tmp_path))
+    how = BenchConfig("torchbench", path=str(tmp_path))
     try:
         assert [case.name for case in cases(how)] == ["toy"]
         for batch, rows in ((None, 7), (5, 5)):
@@ -85,15 +88,21 @@ def test_a_checkout_of_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (How("clasic"), "there is no suite 'clasic'. Did you mean 'classic'?"),
-        (How("torchbench"), "--path is missing. Run `git clone https://github.com/pytorch/bench"),
-        (How("torchbench", path="/no"), "'/no' is no checkout of TorchBench"),
-        (How("/no.py:models"), "there is no file '/no.py'"),
-        (How(f"{planted.__file__}:modells"), "has no function 'modells'. Did you mean 'models'?"),
-        (How(f"{planted.__file__}:dense"), "must be a dict from names to functions"),
+        (BenchConfig("clasic"), "there is no suite 'clasic'. Did you mean 'classic'?"),
+        (
+            BenchConfig("torchbench"),
+            "--path is missing. Run `git clone https://github.com/pytorch/bench",
+        ),
+        (BenchConfig("torchbench", path="/no"), "'/no' is no checkout of TorchBench"),
+        (BenchConfig("/no.py:models"), "there is no file '/no.py'"),
+        (
+            BenchConfig(f"{planted.__file__}:modells"),
+            "has no function 'modells'. Did you mean 'models'?",
+        ),
+        (BenchConfig(f"{planted.__file__}:dense"), "must be a dict from names to functions"),
     ],
 )
-def test_what_cannot_be_found_is_said(how: How, message: str):
+def test_what_cannot_be_found_is_said(how: BenchConfig, message: str):
     with pytest.raises(ModelError) as caught:
         cases(how)
     assert message in str(caught.value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness import compare, geometric_mean, speedup
+from harness import time_candidates, geometric_mean, speedup
 
 
 def test_speedup_of_known_times() -> None:
@@ -35,7 +35,7 @@ def test_disturbed_rounds_cancel() -> None:
 
 
 def test_compare_finds_the_faster_one() -> None:
-    timings = compare(
+    timings = time_candidates(
         {"slow": lambda: time.sleep(0.004), "fast": lambda: time.sleep(0.001)}, 9, pause_s=0
     )
     assert timings["slow"].speedup.value == 1
@@ -47,7 +47,7 @@ def test_compare_finds_the_faster_one() -> None:
 def test_compare_interleaves_in_changing_order() -> None:
     calls: list[str] = []
     runs: dict[str, Any] = {name: functools.partial(calls.append, name) for name in "abc"}
-    compare(runs, 12, pause_s=0, warmup=0, lead_in=0)
+    time_candidates(runs, 12, pause_s=0, warmup=0, lead_in=0)
     rounds = [tuple(calls[i : i + 3]) for i in range(0, 36, 3)]
     assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
     assert len(set(rounds)) > 1
@@ -55,7 +55,7 @@ def test_compare_interleaves_in_changing_order() -> None:
 
 def test_compare_counts_calls_synchronizes_and_tells_of_rounds() -> None:
     events: list[str] = []
-    compare(
+    time_candidates(
         {"f": lambda: events.append("f")},
         2,
         pause_s=0,
@@ -70,13 +70,13 @@ def test_compare_counts_calls_synchronizes_and_tells_of_rounds() -> None:
 
 def test_compare_pauses_before_each_sample() -> None:
     start = time.perf_counter()
-    compare({"a": int, "b": int}, 3, pause_s=0.02)
+    time_candidates({"a": int, "b": int}, 3, pause_s=0.02)
     assert time.perf_counter() - start >= 6 * 0.02
 
 
 def test_compare_keeps_to_its_budget() -> None:
     def measured(budget_s: float) -> int:
-        timings = compare({"a": lambda: time.sleep(0.002)}, 40, pause_s=0, budget_s=budget_s)
+        timings = time_candidates({"a": lambda: time.sleep(0.002)}, 40, pause_s=0, budget_s=budget_s)
         return len(timings["a"].samples)
 
     assert measured(0) == 5
@@ -86,9 +86,9 @@ def test_compare_keeps_to_its_budget() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one candidate, one round"):
-        compare({}, 3)
+        time_candidates({}, 3)
     with pytest.raises(ValueError, match="baseline 'c' is not one of: a, b"):
-        compare({"a": int, "b": int}, 3, baseline="c")
+        time_candidates({"a": int, "b": int}, 3, baseline="c")
     with pytest.raises(ValueError, match="2 rounds of the baseline but 1 of the other"):
         speedup([1.0, 2.0], [1.0])
 

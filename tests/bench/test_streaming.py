@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends.bench import runs, sources, streaming
-from dynamo_backends.bench.cells import Cell, How, Outcome
+from dynamo_backends.bench.cells import BenchConfig, Cell, Outcome
 from dynamo_backends.bench.pages import run_page
 from dynamo_backends.bench.streaming import percentile
 from dynamo_backends.bench.suites.generators import ARCHITECTURES
@@ -20,7 +20,7 @@ from tests.bench import planted
 from tests.bench.html import check_alone
 from tests.bench.made_up import passing, run_of
 
-HOW = How("traffic", rounds=3, patience_s=0.0)
+HOW = BenchConfig("traffic", rounds=3, patience_s=0.0)
 SIZES = (2, 3, 5, 3)
 
 
@@ -55,7 +55,7 @@ def told(name: str, tokens: bool = False) -> dict[str, Any]:
     case = StreamCase("dense", lambda: dense(tokens))
     file = __file__ if name in globals() else planted.__file__
     cell = Cell("dense", f"{file}:{name}")
-    streaming.cold(case, cell, HOW, found.update)
+    streaming.measure_cold(case, cell, HOW, found.update)
     return found
 
 
@@ -98,7 +98,7 @@ def test_tokens_that_rounding_changes_are_judged_in_float64():
 def test_executables_and_the_second_process():
     found: dict[str, Any] = {}
     case, cell = StreamCase("dense", lambda: dense(False)), Cell("dense", "ts_trace")
-    streaming.warm(case, cell, HOW, found.update)
+    streaming.measure_warm(case, cell, HOW, found.update)
     assert found["executables"] >= 2
     assert found["ops_on_backend"] > 0
     assert found["compile_warm_s"] > 0
@@ -107,16 +107,16 @@ def test_executables_and_the_second_process():
 
 def test_a_model_generates_in_the_suite():
     found: dict[str, Any] = {}
-    case = sources.find(How("generation", scale="test"), "gpt2")
+    case = sources.find(BenchConfig("generation", scale="test"), "gpt2")
     assert isinstance(case, StreamCase)
     cell = Cell("gpt2", f"{planted.__file__}:right")
-    streaming.cold(case, cell, dataclasses.replace(HOW, suite="generation"), found.update)
+    streaming.measure_cold(case, cell, dataclasses.replace(HOW, suite="generation"), found.update)
     assert (found["stage"], found["wrong"], found["recompilations"]) == ("done", 0, 0)
 
 
 def test_the_suites_list_streams_and_architectures():
-    assert [case.name for case in sources.cases(How("traffic"))] == list(STREAMS)
-    assert [case.name for case in sources.cases(How("generation"))] == list(ARCHITECTURES)
+    assert [case.name for case in sources.cases(BenchConfig("traffic"))] == list(STREAMS)
+    assert [case.name for case in sources.cases(BenchConfig("generation"))] == list(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_cells_are_of_the_mode_that_a_stream_has(
 ):
     seen: list[Cell] = []
 
-    def measured(cell: Cell, how: How) -> Outcome:
+    def measured(cell: Cell, how: BenchConfig) -> Outcome:
         seen.append(cell)
         return passing(1.5)
 

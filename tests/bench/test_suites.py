@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from harness import SUITES, ModelCase, check, enliven, find_case, find_cases, suite
+from harness import SUITES, ModelCase, check, find_case, find_cases, randomize_weights, suite
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported")
 
@@ -55,7 +55,7 @@ def test_enlivened_statistics_do_not_cancel() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
     x = torch.randn(4, 3, 9, 9)
-    enliven(model, lambda: model(x))
+    randomize_weights(model, lambda: model(x))
     norm: Any = model[1]
     assert not norm.training
     assert norm.momentum == 0.1

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dynamo_backends.bench.suites.case import ModelCase
-from dynamo_backends.bench.work import RoundingToTf32, Work, results, rounded_to_tf32
+from dynamo_backends.bench.workload import ModelWorkload, Tf32RoundingMode, results, rounded_to_tf32
 
 
 @pytest.fixture
@@ -35,14 +35,14 @@ def test_what_torch_allows_is_rounded(precision: None):
     image, kernel = (torch.randn(1, 4, 5, 5, generator=generator) for _ in range(2))
     x, y = (torch.randn(8, 8, generator=generator) for _ in range(2))
     torch.set_float32_matmul_precision("highest")
-    with RoundingToTf32():
+    with Tf32RoundingMode():
         convolution, product = F.conv2d(image, kernel), x @ y
     rounded = F.conv2d(rounded_to_tf32(image), rounded_to_tf32(kernel))
     assert torch.equal(convolution, rounded)
     assert not torch.equal(convolution, F.conv2d(image, kernel))
     assert torch.equal(product, x @ y)
     torch.set_float32_matmul_precision("high")
-    with RoundingToTf32():
+    with Tf32RoundingMode():
         product = x @ y
     assert torch.equal(product, rounded_to_tf32(x) @ rounded_to_tf32(y))
 
@@ -51,7 +51,7 @@ def test_results_on_gpus_may_be_as_inexact_as_tf32(precision: None):
     torch.set_float32_matmul_precision("high")
     inputs = (torch.randn(3, 8, generator=torch.Generator().manual_seed(0)),)
     case = ModelCase("linear", lambda: nn.Linear(8, 2), lambda: inputs, frozenset())
-    work = Work(case, "inference", torch.float32)
+    work = ModelWorkload(case, "inference", torch.float32)
     expected = results(work.eager(), work.calls)
     assert work.allowed(expected) is None, "a CPU has no TF32"
     work._device = "cuda"  # of what was made above nothing is moved

@@ -14,7 +14,7 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.workers.worker_process import environment
+from dynamo_backends.workers.worker_process import child_environment
 
 
 class Net(nn.Module):
@@ -100,7 +100,7 @@ def run(program: str, backend: str, folder: Path) -> tuple[int, int, int, Any]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
         "DYNAMO_BACKENDS_CACHE": str(folder / "executables"),
     }
-    had_to = harness.run_child(["-c", code], {**environment(), **variables})
+    had_to = harness.run_child(["-c", code], {**child_environment(), **variables})
     return had_to["captured"], had_to["executables"], had_to["hits"], torch.load(results)
 
 

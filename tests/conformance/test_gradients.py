@@ -14,8 +14,8 @@ from rich.progress import track
 
 from dynamo_backends._torch_private.testing import OpInfo
 from dynamo_backends.conformance import workers
-from dynamo_backends.conformance.catalogue import Settings, Work
-from dynamo_backends.conformance.ledger import Journal
+from dynamo_backends.conformance.catalogue import CheckRunner, Settings
+from dynamo_backends.conformance.journal import Journal
 from dynamo_backends.conformance.operators import database, gradients
 from dynamo_backends.conformance.outcomes import FAILURES, Check
 from tests.conformance import table
@@ -54,8 +54,8 @@ def test_the_whole_database(pytestconfig: pytest.Config):
         for op, dtype in gradients.cases()
     ]
     todo = [check for check in checks if check not in journal.outcomes]
-    work = Work(Settings("openxla", samples=limit))
-    results = workers.each(work, todo, work.broke_down)
+    work = CheckRunner(Settings("openxla", samples=limit))
+    results = workers.map_in_processes(work, todo, work.broke_down)
     for done in track(results, "gradients", total=len(todo)):
         journal.add(done)
     outcomes = [journal.outcomes[check] for check in checks]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_backends.conformance.ledger import Journal, LedgerError
+from dynamo_backends.conformance.journal import Journal, LedgerError
 from dynamo_backends.conformance.outcomes import FAILURES, Check, Outcome
 
 RIGHT = Outcome("sin", "float32", 3, "fallback", Counter({"because": 2}))

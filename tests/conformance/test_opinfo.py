@@ -20,8 +20,8 @@ from rich.progress import track
 
 from dynamo_backends._torch_private.testing import OpInfo
 from dynamo_backends.conformance import workers
-from dynamo_backends.conformance.catalogue import Settings, Work
-from dynamo_backends.conformance.ledger import Journal
+from dynamo_backends.conformance.catalogue import CheckRunner, Settings
+from dynamo_backends.conformance.journal import Journal
 from dynamo_backends.conformance.operators import database, running
 from dynamo_backends.conformance.outcomes import FAILURES, Check, Outcome
 from tests.conformance import table
@@ -104,7 +104,7 @@ def test_an_operator_is_right_or_falls_back(backend: str, op: OpInfo, dtype: tor
     assert outcome.status in RIGHT, dict(outcome.reasons)
 
 
-class Sweeping(Work):
+class Sweeping(CheckRunner):
     """Runs operators inside of what their backend needs."""
 
     def __init__(self, backend: str, limit: int | None, extremes: bool):
@@ -140,7 +140,7 @@ def test_the_whole_database(pytestconfig: pytest.Config, backend: str):
     todo = [check for check in checks if check not in journal.outcomes]
     work = Sweeping(backend, limit, extremes)
     processes = pytestconfig.getoption("--processes")
-    results = workers.each(work, todo, work.broke_down, processes=processes)
+    results = workers.map_in_processes(work, todo, work.broke_down, processes=processes)
     for done in track(results, "operators", total=len(todo)):
         journal.add(done)
     outcomes = [journal.outcomes[check] for check in checks]

@@ -11,7 +11,7 @@ import torch
 from torch.testing._internal.opinfo.core import SampleInput
 
 from dynamo_backends.cli import main
-from dynamo_backends.conformance.catalogue import Settings, Work, checks, run
+from dynamo_backends.conformance.catalogue import CheckRunner, Settings, checks, run
 from dynamo_backends.conformance.operators import running
 from dynamo_backends.conformance.outcomes import Check, Outcome
 from tests.conformance import planted
@@ -141,7 +141,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_what_is_slow_is_timed():
-    work = Work(Settings(f"{MODULE}:slow", threads=torch.get_num_threads()))
+    work = CheckRunner(Settings(f"{MODULE}:slow", threads=torch.get_num_threads()))
     assert work(MUTATES).seconds >= SLOW_S
 
 

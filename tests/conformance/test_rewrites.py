@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from dynamo_backends.cli import main
-from dynamo_backends.conformance.catalogue import Settings, Work, checks
+from dynamo_backends.conformance.catalogue import CheckRunner, Settings, checks
 from dynamo_backends.conformance.outcomes import Check, Outcome
 from dynamo_backends.conformance.rewrites.graphs import RandomGraph, random_graph
 from dynamo_backends.conformance.rewrites.operators import OPERATORS
 from dynamo_backends.conformance.rewrites.running import run
-from dynamo_backends.conformance.workers import each
+from dynamo_backends.conformance.workers import map_in_processes
 from dynamo_backends.interface.registry import get_backend
 from tests.conformance import planted
 from tests.rotation import rotation
@@ -41,8 +41,10 @@ def first_seed(wanted: Callable[[RandomGraph], object], among: int = SEEDS) -> i
 
 def failures(backend: str, turn: range) -> list[Outcome]:
     settings = Settings(backend, ("rewrites",), rewrites=len(turn), seed=turn.start, limit_s=60.0)
-    work = Work(settings)
-    outcomes = each(work, checks(settings), work.broke_down, processes=1, limit_s=settings.limit_s)
+    work = CheckRunner(settings)
+    outcomes = map_in_processes(
+        work, checks(settings), work.broke_down, processes=1, limit_s=settings.limit_s
+    )
     return [outcome for outcome in outcomes if outcome.failed]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dynamo_backends.conformance import BackendConformance, plugin
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.workers.worker_process import environment
+from dynamo_backends.workers.worker_process import child_environment
 from tests.bench.programs import ROOT
 from tests.conformance import planted
 
@@ -52,7 +52,7 @@ def run(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess
         [*command, *arguments, str(folder)],
         cwd=ROOT,
         # Once: whether or not the entry point is installed here.
-        env=environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env=child_environment() | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -126,7 +126,11 @@ def test_the_plugin_is_an_entry_point_and_loads_nothing():
         f"import sys, {plugin.__name__}; print({{'torch', 'pytest', 'numpy'}} & {{*sys.modules}})"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "set()\n"
 

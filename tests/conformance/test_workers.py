@@ -16,10 +16,10 @@ def _lost(x: int, exit_code: int | str) -> tuple[int, int | str]:
 
 
 def test_every_item_is_done_but_the_one_that_broke_down():
-    done = dict(workers.each(_square, range(9), _lost, lifetime=2))
+    done = dict(workers.map_in_processes(_square, range(9), _lost, lifetime=2))
     assert done == {x: -6 if x == 3 else x * x for x in range(9)}
 
 
 def test_fewer_items_than_processes():
-    assert list(workers.each(_square, [5], _lost)) == [(5, 25)]
-    assert list(workers.each(_square, [], _lost)) == []
+    assert list(workers.map_in_processes(_square, [5], _lost)) == [(5, 25)]
+    assert list(workers.map_in_processes(_square, [], _lost)) == []

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import compile_step
-from dynamo_backends.conformance.comparing import same, widen
-from dynamo_backends.conformance.subject import Subject, gradients, twin
+from dynamo_backends.conformance.comparing import assert_same, widen
+from dynamo_backends.conformance.subject import Subject, float64_copy, gradients
 from dynamo_backends.interface.report import record
 
 DEVICE = os.environ.get("DYNAMO_BACKENDS_TEST_DEVICE", "cuda")
@@ -93,12 +93,12 @@ def test_gradients_are_right(name: str, model: str):
     make, shape = MODELS[model]
     subject, owner = Subject(usable(name), {}), make().train()
     inputs = (torch.randn(shape, device=DEVICE),)
-    exact = twin(owner)
+    exact = float64_copy(owner)
     with subject.watching() as reports:
         got = gradients(subject.compile(owner), owner, inputs)
     assert {r.kind for r in reports} >= {"forward", "backward"}
     assert not any(r.runtime_fallbacks for r in reports), reports
-    same(
+    assert_same(
         gradients(owner, owner, inputs),
         got,
         gradients(exact, exact, (inputs[0].double(),)),
@@ -113,11 +113,11 @@ def test_changed_weights_are_seen(name: str):
     x = torch.randn(4, 3, 32, 32, device=DEVICE)
     with torch.no_grad():
         for _ in range(3):
-            same(model(x), compiled(x), widen(model)(widen(x)))
+            assert_same(model(x), compiled(x), widen(model)(widen(x)))
             for parameter in model.parameters():
                 parameter.mul_(1.1)
         model.load_state_dict({k: v * 0.9 for k, v in model.state_dict().items()})
-        same(model(x), compiled(x), widen(model)(widen(x)))
+        assert_same(model(x), compiled(x), widen(model)(widen(x)))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -139,7 +139,9 @@ def test_batches_of_all_sizes(name: str):
     with torch.no_grad():
         for batch, length in ((2, 16), (3, 9), (5, 21), (1, 7), (3, 9), (4, 64)):
             x = torch.randn(batch, length, 32, device=DEVICE)
-            same(model(x), compiled(x), widen(model)(widen(x)), f"output of {batch} x {length}")
+            assert_same(
+                model(x), compiled(x), widen(model)(widen(x)), f"output of {batch} x {length}"
+            )
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -155,7 +157,7 @@ def test_inputs_that_are_not_dense_or_not_aligned(name: str):
         for got, want, exact in zip(
             compiled(a, b), f(a, b), f(a.double(), b.double()), strict=True
         ):
-            same(want, got, exact)
+            assert_same(want, got, exact)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -235,7 +237,7 @@ def test_calls_return_before_the_device_has_finished(make: Callable[[], nn.Modul
         done = torch.cuda.Event()
         done.record()
         assert not done.query()
-        same(model(x), result, widen(model)(widen(x)))
+        assert_same(model(x), result, widen(model)(widen(x)))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -327,8 +329,8 @@ def test_autotune_chooses_among_them():
         compiled = torch.compile(model, backend="autotune", options=options)
         x = torch.randn(4, 3, 32, 32, device=DEVICE)
         with torch.no_grad():
-            same(model(x), compiled(x), widen(model)(widen(x)))
-            same(model(x), compiled(x), widen(model)(widen(x)))
+            assert_same(model(x), compiled(x), widen(model)(widen(x)))
+            assert_same(model(x), compiled(x), widen(model)(widen(x)))
     assert reports
 
 

@@ -20,13 +20,13 @@ from dynamo_backends import (
     OptionError,
 )
 from dynamo_backends.conformance.weights.changes import net
-from dynamo_backends.cudagraphs.backend import CudaGraphsEager, make
+from dynamo_backends.cudagraphs.backend import CudaGraphsEager, wrap_backend
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.interface import registry
 from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from tests import refusals
 from tests.backend_checks import SEMANTICS
-from tests.checking import aliases, copy_inputs, same, widen
+from tests.checking import aliases, assert_same, copy_inputs, widen
 from tests.cudagraphs.conftest import Machine
 
 NAME = "cudagraphs_eager"
@@ -59,8 +59,8 @@ def test_recorded_calls_are_eagers(kind: str, here: torch.device):
         for _ in range(5):
             ours, theirs, precise = (copy_inputs(inputs) for _ in range(3))
             results, expected = function(*ours), fn(*theirs)
-            same(expected, results, widen(fn)(*(widen(x) for x in precise)))
-            same(theirs, ours, theirs)
+            assert_same(expected, results, widen(fn)(*(widen(x) for x in precise)))
+            assert_same(theirs, ours, theirs)
             assert aliases(results, ours) == aliases(expected, theirs)
     assert graphs(reports) >= 1
     assert all(not r.fallbacks for r in reports)
@@ -73,7 +73,7 @@ def test_weights_are_never_stale(here: torch.device):
     def agrees() -> None:
         with torch.no_grad():
             for _ in range(4):
-                same(module(x), function(x), copy.deepcopy(module).double()(x.double()))
+                assert_same(module(x), function(x), copy.deepcopy(module).double()(x.double()))
 
     with dynamo_backends.record() as reports:
         agrees()
@@ -269,7 +269,7 @@ def test_another_backend_as_a_backend_of_graphs(
     here: torch.device, planted: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(
-        registry._registered, "planted_graphs", lambda: make("planted_graphs", "planted")
+        registry._registered, "planted_graphs", lambda: wrap_backend("planted_graphs", "planted")
     )
     function = compiled(square, "planted_graphs")
     with dynamo_backends.record() as reports:
@@ -283,7 +283,7 @@ def test_another_backend_as_a_backend_of_graphs(
 
 
 def test_a_backend_without_the_options_can_be_wrapped_too(here: torch.device):
-    backend = make("ts_trace_graphs", "ts_trace")
+    backend = wrap_backend("ts_trace_graphs", "ts_trace")
     options = backend.Options.parse({}, "ts_trace_graphs")
     assert (options.cudagraphs, options.cudagraph_warmup, options.freezing) == (True, 2, "probe")
     assert backend.summary == "ts_trace, launched as CUDA graphs"

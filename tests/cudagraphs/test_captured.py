@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynamo_backends.cudagraphs import captured, device
 from dynamo_backends.cudagraphs.captured import GraphedFunction
-from dynamo_backends.cudagraphs.slots import Slots
+from dynamo_backends.cudagraphs.slots import StaticInputs
 from tests.cudagraphs.conftest import Machine
 from tests.cudagraphs.double import DoubleCuda, Race
 
@@ -404,7 +404,7 @@ def test_without_the_order_of_streams_the_double_finds_a_race(
 def test_without_the_copy_to_slots_results_are_wrong(
     double: DoubleCuda, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Slots, "fill", lambda self, inputs: None)
+    monkeypatch.setattr(StaticInputs, "fill", lambda self, inputs: None)
     function, _ = wrap(linear)
     for _ in range(2):
         agree(function, linear, [torch.randn(3, 3) for _ in range(2)])

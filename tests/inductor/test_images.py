@@ -15,10 +15,10 @@ import dynamo_backends
 from dynamo_backends.inductor import norms
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.kernels import convolution_gradients as convolutions
-from dynamo_backends.kernels import races as measured
+from dynamo_backends.kernels import timing as measured
 from dynamo_backends.kernels.convolution_gradients import BY_PRODUCT
 from dynamo_backends.kernels.patterns import CONVOLUTION_BACKWARD
-from dynamo_backends.workers.choices import Choices
+from dynamo_backends.workers.kernel_choices import Choices
 from tests.aot.step_checks import assert_equal_to_eager
 from tests.kernels.planted import Memory, plant
 from tests.training.stepping import OPTIMIZERS
@@ -42,7 +42,9 @@ def test_batch_norm_by_rows_is_eagers(affine: bool) -> None:
     wanted = [x for x in (image, weight, bias) if x is not None]
     gradients = torch.autograd.grad(expected, wanted, gradient)
     with torch.no_grad():
-        found, mean, invstd, *moved = norms.functional(image, weight, bias, *running, 0.3, 1e-3)
+        found, mean, invstd, *moved = norms.batch_norm_forward(
+            image, weight, bias, *running, 0.3, 1e-3
+        )
         mask = [True, affine, affine]
         back = norms.backward(gradient, image, weight, mean, invstd, mask)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -56,7 +58,7 @@ def test_moments_by_rows_are_as_good_as_eagers() -> None:
     image = draw(4, 8, 40, 48, dtype=torch.float32) + 30
     exact = image.double()
     image = image.contiguous(memory_format=torch.channels_last)
-    _, mean, invstd, _, _ = norms.functional(image, None, None, None, None, 0.1, 0.0)
+    _, mean, invstd, _, _ = norms.batch_norm_forward(image, None, None, None, None, 0.1, 0.0)
     torch.testing.assert_close(mean.double(), exact.mean((0, 2, 3)), rtol=3e-7, atol=0)
     variance = exact.var((0, 2, 3), correction=0)
     torch.testing.assert_close(invstd.double(), variance.rsqrt(), rtol=3e-7, atol=0)
@@ -65,7 +67,7 @@ def test_moments_by_rows_are_as_good_as_eagers() -> None:
 def test_halves_are_normalized_in_floats() -> None:
     image = draw(2, 3, 4, 5).bfloat16()
     weight, bias = torch.rand(3), torch.rand(3)
-    found, mean, *_ = norms.functional(image, weight, bias, None, None, 0.1, 1e-5)
+    found, mean, *_ = norms.batch_norm_forward(image, weight, bias, None, None, 0.1, 1e-5)
     expected = F.batch_norm(image.double(), None, None, weight.double(), bias.double(), True)
     assert (found.dtype, mean.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(found, expected.bfloat16(), rtol=1e-2, atol=1e-2)

@@ -15,7 +15,7 @@ from dynamo_backends.int8.executable import (
     Activations,
     QuantizedExecutable,
     left_in_float,
-    proving,
+    quantizing_for_proof,
     recording,
 )
 from dynamo_backends.interface.executable import Bound
@@ -63,7 +63,7 @@ def test_it_runs_in_eager_until_it_is_proven(executable: Off):
     with recording():
         assert torch.equal(run([X])[0], EAGER)
     others: list[Tensor] = []
-    with proving() as proof:
+    with quantizing_for_proof() as proof:
         assert torch.equal(run([X])[0], QUANTIZED)
         assert [[len(a) for a in call] for call in executable.seen] == [[2]]
         thread = threading.Thread(target=lambda: others.extend(run([X])))
@@ -78,7 +78,7 @@ def test_what_did_not_pass_is_not_used(executable: Off):
     run, _ = executable.bind([W])
     with recording():
         run([X])
-    with proving():
+    with quantizing_for_proof():
         assert torch.equal(run([X])[0], QUANTIZED)
     assert torch.equal(run([X])[0], EAGER)
 
@@ -87,7 +87,7 @@ def test_other_weights_are_proven_for_themselves(executable: Off):
     first, second = (executable.bind([w])[0] for w in (W, W * 2))
     with recording():
         first([X])
-    with proving() as proof:
+    with quantizing_for_proof() as proof:
         first([X])
         proof.passed = True
     assert torch.equal(first([X])[0], QUANTIZED)
@@ -99,13 +99,13 @@ def test_a_new_recording_makes_the_program_unproven(executable: Off):
     with recording():
         run([X])
         run([X])
-    with proving() as proof:
+    with quantizing_for_proof() as proof:
         run([X])
         proof.passed = True
     with recording():
         run([X])
     assert torch.equal(run([X])[0], EAGER)
-    with proving() as proof:
+    with quantizing_for_proof() as proof:
         run([X])
         proof.passed = True
     assert len(executable.seen) == 1, "batches of the recording before"
@@ -114,5 +114,5 @@ def test_a_new_recording_makes_the_program_unproven(executable: Off):
 
 def test_a_proof_needs_a_recording(executable: Off):
     run, _ = executable.bind([W])
-    with proving(), pytest.raises(CompileError, match="before it was calibrated"):
+    with quantizing_for_proof(), pytest.raises(CompileError, match="before it was calibrated"):
         run([X])

@@ -11,7 +11,12 @@ from torch import Tensor
 import dynamo_backends
 from dynamo_backends import CompileError, FallbackRefusedError
 from dynamo_backends.iree import legalize, trial
-from dynamo_backends.iree.compiler import BrokenDown, Settings, compile_program, plain
+from dynamo_backends.iree.compiler import (
+    CompilerCrashError,
+    Settings,
+    compile_program,
+    plain_message,
+)
 from dynamo_backends.runtime.verdicts import Verdicts
 
 aten = torch.ops.aten
@@ -283,8 +288,8 @@ def test_the_compiler_is_stopped_and_its_messages_are_told():
     with pytest.raises(CompileError, match="IREE's compiler refuses it: "):
         compile_program(b"nothing", Settings())
     text = "<stdin>:1:2: error: failed to legalize operation 'torch.aten.foo' that was explicitly"
-    assert plain(text) == "it has no lowering of aten.foo"
-    assert plain(text.replace("aten.foo", "operator")) == "it has no lowering of it"
+    assert plain_message(text) == "it has no lowering of aten.foo"
+    assert plain_message(text.replace("aten.foo", "operator")) == "it has no lowering of it"
 
 
 def test_a_broken_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
@@ -303,7 +308,7 @@ def test_what_the_compiler_breaks_down_at_is_left_out(monkeypatch: pytest.Monkey
     def breaks(module: bytes, settings: Settings) -> bytes:
         compiled.append(module)
         if b"aten.tanh" in module and b"aten.log1p" in module:
-            raise BrokenDown("IREE's compiler broke down (signal 11)")
+            raise CompilerCrashError("IREE's compiler broke down (signal 11)")
         return compile_program(module, settings)
 
     monkeypatch.setattr("dynamo_backends.iree.compiler.compile_program", breaks)

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.kernels import races as measured
-from dynamo_backends.workers.choices import Choices
+from dynamo_backends.kernels import timing as measured
 from dynamo_backends.workers.contention import Contention
-from dynamo_backends.workers.race import Measured
+from dynamo_backends.workers.kernel_choices import Choices
+from dynamo_backends.workers.race import RaceResult
 
 QUIET = Contention()
 BUSY = Contention(of_others=1.0, preempted=0.9)
@@ -25,7 +25,7 @@ class Memory(dict[str, Any]):
 
 def outcome(winner: str, *others: str, contention: Contention = QUIET, clear: bool = True):
     """What a race ends with that one candidate wins, and others lose."""
-    return Measured({}, (winner, *others), frozenset(), {}, {}, contention, clear)
+    return RaceResult({}, (winner, *others), frozenset(), {}, {}, contention, clear)
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, race: Callable[..., str]) -> None:

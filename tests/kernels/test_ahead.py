@@ -10,7 +10,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.kernels import ahead, skinny_gemm, small_channels, winograd
+from dynamo_backends.kernels import background_builds as ahead
+from dynamo_backends.kernels import skinny_gemm, small_channels, winograd
 from dynamo_backends.kernels.native_code import once
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from dynamo_backends.kernels import races as measured
-from dynamo_backends.kernels.races import fastest
+from dynamo_backends.kernels import timing as measured
+from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.workers.choices import Choices
-from dynamo_backends.workers.race import Measured
+from dynamo_backends.workers.kernel_choices import Choices
+from dynamo_backends.workers.race import RaceResult
 from tests.kernels.planted import BUSY, outcome
 
 
@@ -88,12 +88,12 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def in_turn(monkeypatch: pytest.MonkeyPatch, *outcomes: Measured) -> list[int]:
+def in_turn(monkeypatch: pytest.MonkeyPatch, *outcomes: RaceResult) -> list[int]:
     """Races that end as planted, one after the other; gives on how many threads each was."""
     threads: list[int] = []
     left = list(outcomes)
 
-    def race(*_: Any) -> Measured:
+    def race(*_: Any) -> RaceResult:
         threads.append(torch.get_num_threads())
         return left.pop(0)
 

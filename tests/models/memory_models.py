@@ -15,7 +15,7 @@ from dynamo_backends import GraphReport
 from dynamo_backends.bench.torchvision_shim import import_transformers
 from dynamo_backends.conformance.subject import OPERATORS, compiler_of
 from tests import memory
-from tests.checking import same, tensors
+from tests.checking import assert_same, tensors
 
 Model = tuple[nn.Module, dict[str, Tensor]]
 """In evaluation, and its inputs by name."""
@@ -145,7 +145,7 @@ def check(
             wide = {name: _plain(tensor) for name, tensor in placed.items()}
             precise = _output(twin(**wide))
             try:
-                same(expected, _output(compiled(**placed)), precise)
+                assert_same(expected, _output(compiled(**placed)), precise)
             except AssertionError as error:
                 problems[kind] = str(error)
     assert not problems, problems

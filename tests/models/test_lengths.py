@@ -12,7 +12,7 @@ import dynamo_backends
 from dynamo_backends.bench.torchvision_shim import import_transformers
 from dynamo_backends.conformance.subject import OPERATORS, compiler_of
 from tests import backend_checks as checks
-from tests.checking import same, tensors
+from tests.checking import assert_same, tensors
 from tests.rotation import long_if
 
 BACKENDS = ("openxla", "onnxrt", "ov", "inductor_freezing", "ts_trace", "ofi", "static_runtime",
@@ -87,7 +87,7 @@ def test_models_of_varying_lengths_run_on_the_backend(backend: str, name: str):
             expected, ours, wide = (
                 tensors(tuple(m(**inputs).values())) for m in (model, compiled, precise)
             )
-            same(expected, ours, wide)
+            assert_same(expected, ours, wide)
     assert len(reports) == 1, "lengths are guarded"
     (report,) = reports
     assert not report.runtime_fallbacks, report.runtime_fallbacks

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
-from tests.checking import same
+from tests.checking import assert_same
 
 
 class Residual(nn.Module):
@@ -80,7 +80,7 @@ def test_inference(nvfuser: str, name: str):
     model, x = make().eval(), inputs()
     with torch.no_grad(), dynamo_backends.record() as reports:
         result = compile_model(model)(x)
-        same(model(x), result, copy.deepcopy(model).double()(x.double()))
+        assert_same(model(x), result, copy.deepcopy(model).double()(x.double()))
     assert eager_operators(reports) <= IN_EAGER[name]
 
 
@@ -128,6 +128,6 @@ def test_training(nvfuser: str, name: str):
     twin, precise = copy.deepcopy(model), copy.deepcopy(model).double()
     with dynamo_backends.record() as reports:
         ours = gradients(model, compile_model(model), x)
-    same(gradients(twin, twin, x), ours, gradients(precise, precise, x.double()))
+    assert_same(gradients(twin, twin, x), ours, gradients(precise, precise, x.double()))
     assert {r.kind for r in reports} == {"forward", "backward"}
     assert eager_operators(reports) <= IN_EAGER[name]

@@ -120,7 +120,7 @@ def test_runs_are_ordered_with_torchs_stream(monkeypatch: pytest.MonkeyPatch):
     x = torch.ones(3)
     with double.mode:
         x.add_(1)
-        with cuda.ordered(0), double.use(cuda.session_stream(0)):
+        with cuda.ordered_with_torch(0), double.use(cuda.session_stream(0)):
             y = x * 2  # the session reads what torch has written
         z = y + x.mul_(3)  # and torch what the session has, and it writes to what that has read
     assert torch.equal(z, torch.full((3,), 10.0))

@@ -13,7 +13,7 @@ import dynamo_backends
 from dynamo_backends import PackageError
 from dynamo_backends.graph.layouts import ALIGNMENT
 from dynamo_backends.package import archive
-from dynamo_backends.package.verifying import checked_parts
+from dynamo_backends.package.verifying import check_parts
 from tests.package.conftest import entries
 
 
@@ -41,20 +41,20 @@ def test_a_flipped_byte_of_any_part_is_found(path: Path, tmp_path: Path):
         copy = tmp_path / "damaged.dbp"
         copy.write_bytes(damaged)
         # The arguments that it was saved with are for `verify` alone.
-        read = checked_parts if info.filename == "examples.safetensors" else dynamo_backends.load
+        read = check_parts if info.filename == "examples.safetensors" else dynamo_backends.load
         with pytest.raises(PackageError, match="damaged"):
             read(copy)
 
 
 def test_a_flipped_byte_anywhere_is_an_error_or_of_no_account(path: Path, tmp_path: Path):
     content, copy = path.read_bytes(), tmp_path / "damaged.dbp"
-    parts, errors = checked_parts(path), 0
+    parts, errors = check_parts(path), 0
     for at in range(0, len(content), max(len(content) // 400, 1)):
         damaged = bytearray(content)
         damaged[at] ^= 0x10
         copy.write_bytes(damaged)
         try:
-            assert checked_parts(copy) == parts
+            assert check_parts(copy) == parts
         except PackageError:
             errors += 1
     assert errors > 300

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
-from tests.checking import same, tensors, widen
+from tests.checking import assert_same, tensors, widen
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -74,7 +74,7 @@ def agree(
         for _ in range(2):
             ours = gradients(module, compiled, x, loss)
             theirs = gradients(twin, twin, x, loss)
-            same(theirs, ours, gradients(precise, precise, widen(x), loss))
+            assert_same(theirs, ours, gradients(precise, precise, widen(x), loss))
     assert not any(r.runtime_fallbacks for r in reports), [r.runtime_fallbacks for r in reports]
     if ops_in_eager is not None:
         eager = [f for r in reports for f in r.fallbacks if f.op != "draw"]

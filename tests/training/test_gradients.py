@@ -11,7 +11,7 @@ import dynamo_backends
 from dynamo_backends import FallbackRefusedError, VerificationError
 from dynamo_backends.pipeline import background
 from dynamo_backends.xla.lowering import registry
-from tests.checking import same
+from tests.checking import assert_same
 from tests.training.helpers import agree, gradients, recurrent, squares
 
 TANH_BACKWARD = torch.ops.aten.tanh_backward.default
@@ -261,7 +261,7 @@ def test_a_batch_of_any_size(monkeypatch: pytest.MonkeyPatch):
         for batch in (2, 3, 7, 3):
             x = torch.randn(batch, 6)
             ours, theirs = gradients(module, compiled, x), gradients(module, module, x)
-            same(theirs, ours, theirs)
+            assert_same(theirs, ours, theirs)
     assert [(r.kind, r.executables) for r in reports] == [("forward", 3), ("backward", 3)]
 
 

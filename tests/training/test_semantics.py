@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dynamo_backends
-from tests.checking import same
+from tests.checking import assert_same
 from tests.training.helpers import agree, gradients, squares
 from tests.training.test_gradients import saved_tensors
 
@@ -74,7 +74,7 @@ def test_autocast_to_bfloat16(inside: bool):
     theirs = gradients(module, module, x, lambda f, x: forward(f, x).square().sum())
     assert ours["0.weight"].dtype == torch.float32
     twin = copy.deepcopy(module).double()
-    same(theirs, ours, gradients(twin, twin, x.detach().double().requires_grad_()))
+    assert_same(theirs, ours, gradients(twin, twin, x.detach().double().requires_grad_()))
 
 
 def test_hooks_see_and_change_gradients():

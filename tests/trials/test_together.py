@@ -9,8 +9,8 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, LoweringError
-from dynamo_backends.verify.trials import together
-from dynamo_backends.verify.trials.together import Make, Trial, right_together, trial_of
+from dynamo_backends.verify.trials import merged_trials as together
+from dynamo_backends.verify.trials.merged_trials import Make, Trial, right_together, trial_of
 from dynamo_backends.verify.trials.trials import why_wrong
 from tests.trials.test_trials import fake_call, meta
 

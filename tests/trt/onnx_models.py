@@ -5,7 +5,7 @@ import math
 import torch
 from onnx import TensorProto, helper
 
-from dynamo_backends.trt.building import Settings
+from dynamo_backends.trt.engine_builder import Settings
 from dynamo_backends.trt.options import TensorRTOptions
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import OptionError
-from dynamo_backends.trt import converters
+from dynamo_backends.trt import fx2trt_backend as converters
 from tests import backend_checks
 from tests.checking import check
 from tests.doubles import torch_tensorrt

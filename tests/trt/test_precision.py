@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynamo_backends.trt.building import Settings
+from dynamo_backends.trt.engine_builder import Settings
 from dynamo_backends.trt.options import TensorRTOptions
 from tests.trt.conftest import Machine
 from tests.trt.helpers import compiled, executable, net

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import FallbackRefusedError
-from dynamo_backends.trt.building import Range, describe, joined, profile_covers
+from dynamo_backends.trt.engine_builder import Range, describe, joined, profile_covers
 from tests import refusals
 from tests.trt.conftest import Machine
 from tests.trt.helpers import compiled, net

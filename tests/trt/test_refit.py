@@ -85,7 +85,7 @@ def test_the_parser_puts_weights_where_it_needs_them(double: Machine):
     from tests.trt.onnx_models import batch_norm
 
     settings, model, weights = batch_norm()
-    from dynamo_backends.trt.building import build
+    from dynamo_backends.trt.engine_builder import build
 
     engine = Engine(build(model, {}, settings), model, settings)
     for factor in (1.0, 2.0):

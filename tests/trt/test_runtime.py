@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.trt.building import Settings, build, serialize
 from dynamo_backends.trt.engine import Engine
+from dynamo_backends.trt.engine_builder import Settings, build, serialize
 from dynamo_backends.trt.options import TensorRTOptions
 from tests.checking import check
 from tests.doubles.tensorrt.checking import Misuse

@@ -12,7 +12,7 @@ from dynamo_backends.graph.layouts import dense_strides
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.tvm import session
-from dynamo_backends.tvm.ranged import kind
+from dynamo_backends.tvm.ranged import executable_class
 from dynamo_backends.tvm.runtime import TvmExecutable
 from dynamo_backends.tvm.session import Settings
 from dynamo_backends.workers.memory import rss_bytes
@@ -97,11 +97,11 @@ def test_damaged_programs_are_refused():
     x = torch.randn(4, 6)
     _, report, executable = compiled(mlp(), x)
     parts, graph = executable.dump(), report.executable._graph
-    assert isinstance(TvmExecutable.load(parts, graph, Settings(), kind), TvmExecutable)
+    assert isinstance(TvmExecutable.load(parts, graph, Settings(), executable_class), TvmExecutable)
     for name in parts:
         for damaged in ({**parts, name: parts[name][: len(parts[name]) // 2]}, {}):
             with pytest.raises(CompileError, match="the cached TVM program cannot be used"):
-                TvmExecutable.load(damaged, graph, Settings(), kind)
+                TvmExecutable.load(damaged, graph, Settings(), executable_class)
 
 
 def test_threads_are_torchs_and_do_not_spin(monkeypatch: pytest.MonkeyPatch):

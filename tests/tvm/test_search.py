@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dynamo_backends.tvm import search
-from dynamo_backends.tvm.schedules import scheduled
-from dynamo_backends.tvm.search import Proposal, Search, mark, replayed
+from dynamo_backends.tvm.schedules import apply_default_schedule
+from dynamo_backends.tvm.search import Proposal, Search, replayed, structural_fingerprint
 from dynamo_backends.tvm.session import vector_lanes
 from tests.tvm.tuning_checks import ADD, MATMUL, isolated, parsed
 
@@ -28,7 +28,7 @@ def proposals(text: str, count: int) -> list[Proposal]:
 
 def test_they_differ_and_none_is_the_default_one():
     found = proposals(MATMUL, 24)
-    default = mark(scheduled(parsed(MATMUL), 1, vector_lanes()))
+    default = structural_fingerprint(apply_default_schedule(parsed(MATMUL), 1, vector_lanes()))
     assert len({p.mark for p in found} | {default}) == 25
     assert {type(p.trace) for p in found} == {dict, list}
 
@@ -62,7 +62,9 @@ def test_a_small_space_is_exhausted():
 
 
 def test_names_of_variables_make_no_other_function():
-    assert mark(parsed(MATMUL)) == mark(
+    assert structural_fingerprint(parsed(MATMUL)) == structural_fingerprint(
         parsed(MATMUL.replace("a[", "first[").replace("a:", "first:"))
     )
-    assert mark(parsed(MATMUL)) != mark(parsed(MATMUL.replace("24", "28")))
+    assert structural_fingerprint(parsed(MATMUL)) != structural_fingerprint(
+        parsed(MATMUL.replace("24", "28"))
+    )

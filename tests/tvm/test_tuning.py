@@ -16,7 +16,7 @@ from dynamo_backends.tvm.records import Record, Records
 from dynamo_backends.tvm.session import Settings
 from dynamo_backends.tvm.tuning import records_of
 from dynamo_backends.workers import budget
-from dynamo_backends.workers.worker_process import Lost
+from dynamo_backends.workers.worker_process import ProcessLostError
 from tests.checking import check
 from tests.tvm.tuning_checks import FakeLaboratory, isolated, process
 
@@ -194,7 +194,7 @@ def test_a_second_ctrl_c_ends_tuning_at_once(
 def test_a_crash_costs_a_trial(process: MeasuringProcess):
     def on_attempt(number: int) -> None:
         if number == 2:
-            raise Lost("its process ended with status -11")
+            raise ProcessLostError("its process ended with status -11")
 
     process.on_attempt = staticmethod(on_attempt)
     assert compiled(tune_trials=9).tuned == 3
@@ -204,7 +204,7 @@ def test_a_crash_costs_a_trial(process: MeasuringProcess):
 @pytest.mark.long
 def test_a_function_whose_trials_always_crash_keeps_its_default(process: MeasuringProcess):
     def on_attempt(number: int) -> None:
-        raise Lost("it took more than 30 s")
+        raise ProcessLostError("it took more than 30 s")
 
     process.on_attempt = staticmethod(on_attempt)
     assert compiled(tune_trials=30).tuned == 0
@@ -291,7 +291,7 @@ def test_integers_and_views_are_not_tuned(process: MeasuringProcess):
 def test_trials_of_single_calls_use_no_records(process: MeasuringProcess):
     compiled(tune_trials=6)
     module: Any = object()
-    outcome = tuning.tuned(module, Settings(num_threads=1, uses_records=False))
+    outcome = tuning.apply_tuned_schedules(module, Settings(num_threads=1, uses_records=False))
     assert (outcome.module, outcome.tuned, outcome.settled) == (module, 0, True)
 
 

@@ -10,7 +10,7 @@ import pytest
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
 from dynamo_backends.tvm import records, search, trial, tuning
 from dynamo_backends.workers import budget
-from dynamo_backends.workers.worker_process import Lost
+from dynamo_backends.workers.worker_process import ProcessLostError
 
 HEAD = """
 # from tvm.script import tirx as T
@@ -100,7 +100,7 @@ class FakeLaboratory:
         assert limit_s > 0
         if request["do"] == "open":
             self._function = parsed(request["function"])
-            assert search.mark(self._function) == request["expected"]
+            assert search.structural_fingerprint(self._function) == request["expected"]
             self._search = search.Search(self._function, request["threads"], request["seed"])
             self._threads = request["threads"]
             if self.kind == "tile":
@@ -109,7 +109,7 @@ class FakeLaboratory:
                 self._search._tiles = []
             self.running = True
         assert self.running, "no function is open"
-        self.asked.append((request["do"], search.mark(self._function)))
+        self.asked.append((request["do"], search.structural_fingerprint(self._function)))
         answer: dict[str, Any] = getattr(self, f"_{request['do']}")(request)
         return answer
 
@@ -120,7 +120,7 @@ class FakeLaboratory:
         self._attempts += 1
         try:
             self.on_attempt(self._attempts)
-        except (Lost, KeyboardInterrupt):  # either ends the process
+        except (ProcessLostError, KeyboardInterrupt):  # either ends the process
             self.running = False
             raise
         found = self._search.propose()

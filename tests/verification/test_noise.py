@@ -39,9 +39,9 @@ def test_a_wrong_product_is_wrong_with_tf32_as_well(monkeypatch: pytest.MonkeyPa
 
 def test_seeds_on_the_host_are_those_that_torch_promised_on_the_device():
     """`_scaled_dot_product_efficient_attention` without dropout."""
-    from dynamo_backends.verify.first_call import Promise, _Outputs
+    from dynamo_backends.verify.first_call import OutputMetadata, _Outputs
 
-    promised = Promise(torch.long, (), torch.device("meta"))
+    promised = OutputMetadata(torch.long, (), torch.device("meta"))
     seed = torch.empty((), dtype=torch.long, device="meta")
     outputs = _Outputs(fx.GraphModule({}, fx.Graph()), [], [promised], False, results=[seed])
     with pytest.MonkeyPatch.context() as patch:

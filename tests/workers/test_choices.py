@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.workers.choices import AGAIN_S, Choice, Choices, decide
 from dynamo_backends.workers.contention import Contention
-from dynamo_backends.workers.race import Measured
+from dynamo_backends.workers.kernel_choices import AGAIN_S, Choice, Choices, decide
+from dynamo_backends.workers.race import RaceResult
 from tests.kernels.planted import BUSY, QUIET, Memory, outcome
 
 
@@ -36,7 +36,7 @@ class Weather:
         """What is taken."""
         return choices(kind, "safe", "usual", self.race).way
 
-    def race(self) -> Measured:
+    def race(self) -> RaceResult:
         """One of them."""
         self.races += 1
         return self.next
@@ -100,7 +100,7 @@ def test_choices_are_forgotten_and_found_on_disk(weather: Weather):
 
 
 def test_the_preferred_way_is_taken_if_no_other_one_is_faster():
-    measured = Measured({}, ("fast", "usual"), frozenset({"usual"}), {}, {})
+    measured = RaceResult({}, ("fast", "usual"), frozenset({"usual"}), {}, {})
     assert decide(measured, "safe", "usual") == Choice("usual", final=True)
     assert decide(measured, "safe", "other") == Choice("fast", final=True)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dynamo_backends.workers.contention import Contention, System, Watch, is_undisturbed
-from dynamo_backends.workers.race import Measured, Race
+from dynamo_backends.workers.race import Race, RaceResult
 from tests.workers.planted_system import PlantedSystem
 
 Sample = Callable[[int], tuple[float, bool]]
@@ -22,7 +22,7 @@ def race(
     patience: float = 1,
     brief: bool = False,
     **candidates: Sample,
-) -> Measured:
+) -> RaceResult:
     """A race on a planted machine, on which others have processors all the time."""
     system = PlantedSystem()
     counts = {name: itertools.count() for name in candidates}

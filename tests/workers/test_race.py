@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.workers.race import Measured, Race
+from dynamo_backends.workers.race import Race, RaceResult
 
 
-def race(monkeypatch: pytest.MonkeyPatch, **times: Callable[[], float]) -> tuple[Measured, Race]:
+def race(monkeypatch: pytest.MonkeyPatch, **times: Callable[[], float]) -> tuple[RaceResult, Race]:
     """A race among candidates whose calls take these times."""
     runs: dict[str, Any] = {name: lambda args, name=name: name for name in times}
     made = Race(runs, lambda: [], pauses=False)

@@ -15,8 +15,8 @@ import torch
 from dynamo_backends.workers import stopped_time, worker_process
 from dynamo_backends.workers import turns as module
 from dynamo_backends.workers.stopped_time import StoppedTime
-from dynamo_backends.workers.turns import Turns
-from dynamo_backends.workers.worker_process import Lost, WorkerProcess
+from dynamo_backends.workers.turns import ProcessPauser
+from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 STOP, GO_ON = signal.SIGSTOP, signal.SIGCONT
 
@@ -29,7 +29,7 @@ class Planned:
         self.now = 0.0
         self.sent: list[tuple[int, int]] = []
         self.stopped = StoppedTime()
-        self.turns = Turns(lambda *sent: self.sent.append(sent), lambda: self.now)
+        self.turns = ProcessPauser(lambda *sent: self.sent.append(sent), lambda: self.now)
         self.turns.add(7, self.stopped)
 
     def call(self, seconds: float, pause: float = 0.0, caller: int = 1) -> list[int]:
@@ -52,7 +52,7 @@ def test_a_process_is_stopped_in_calls_and_goes_on_in_pauses(monkeypatch: pytest
 
 
 def test_who_waits_goes_on_when_the_last_call_ends():
-    turns = Turns()
+    turns = ProcessPauser()
     turns.wait(60)  # nobody is calling
     gone_on = threading.Event()
     turns.begins(1)
@@ -145,7 +145,7 @@ def test_a_process_is_not_stopped_for_long(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="signals stop processes of Linux")
-def test_a_call_that_waits_for_the_process_ends(taken: Turns):
+def test_a_call_that_waits_for_the_process_ends(taken: ProcessPauser):
     with Working() as process:
         process.ask({"seconds": 0.0}, 60)
         answers: list[float] = []
@@ -210,15 +210,15 @@ def test_a_process_may_have_arguments_of_its_own(niceness: int):
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Turns:
+def taken(monkeypatch: pytest.MonkeyPatch) -> ProcessPauser:
     """Turns of this test, on a machine without room for both."""
     monkeypatch.setattr(module, "processors", lambda: 1)
-    made = Turns()
+    made = ProcessPauser()
     monkeypatch.setattr(worker_process, "turns", made)
     return made
 
 
-def calling(turns: Turns, until: Callable[[], bool]) -> None:
+def calling(turns: ProcessPauser, until: Callable[[], bool]) -> None:
     """Calls of 90 ms with pauses of 10."""
     while not until():
         turns.begins(1)
@@ -227,7 +227,7 @@ def calling(turns: Turns, until: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_without_a_request_is_left_alone(taken: Turns):
+def test_a_process_without_a_request_is_left_alone(taken: ProcessPauser):
     asked: list[bool] = []
     with Working() as process:
         hearing = threading.Thread(target=lambda: process.ask({"seconds": 0.3}, 60))
@@ -242,7 +242,7 @@ def test_a_process_without_a_request_is_left_alone(taken: Turns):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells whether a process is stopped")
-def test_a_real_process_is_stopped_and_knows_for_how_long(taken: Turns):
+def test_a_real_process_is_stopped_and_knows_for_how_long(taken: ProcessPauser):
     with Working() as process:
         process.ask({"seconds": 0.0}, 60)
         assert process._child is not None
@@ -270,7 +270,7 @@ def test_a_real_process_is_stopped_and_knows_for_how_long(taken: Turns):
 
 
 @pytest.mark.usefixtures("taken")
-def test_seconds_in_which_it_is_stopped_are_not_held_against_it(taken: Turns):
+def test_seconds_in_which_it_is_stopped_are_not_held_against_it(taken: ProcessPauser):
     with Working() as process:
         process.ask({"seconds": 0.0}, 60)
         raised: list[Exception] = []
@@ -278,7 +278,7 @@ def test_seconds_in_which_it_is_stopped_are_not_held_against_it(taken: Turns):
         def ask(seconds: float, limit_s: float) -> None:
             try:
                 process.ask({"seconds": seconds}, limit_s)
-            except Lost as lost:
+            except ProcessLostError as lost:
                 raised.append(lost)
 
         for seconds, limit_s, fails in ((0.3, 1.5, False), (600.0, 0.1, True)):

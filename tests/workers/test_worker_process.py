@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.workers.worker_process import Lost, WorkerProcess
+from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 CHILD = textwrap.dedent("""
     import json, os, sys, time
@@ -48,11 +48,11 @@ def test_a_crash_and_a_hang_cost_the_process_alone():
     with Counting() as process:
         assert not process.running
         assert [process.ask({"do": "count"}, 60)["count"] for _ in range(2)] == [1, 2]
-        with pytest.raises(Lost, match="its process ended with status -6"):
+        with pytest.raises(ProcessLostError, match="its process ended with status -6"):
             process.ask({"do": "crash"}, 60)
         assert not process.running
         assert process.ask({"do": "count"}, 60) == {"count": 1}
-        with pytest.raises(Lost, match=r"it took more than 0\.2 s"):
+        with pytest.raises(ProcessLostError, match=r"it took more than 0\.2 s"):
             process.ask({"do": "hang"}, 0.2)
         assert process.ask({"do": "count"}, 60) == {"count": 1}
         child = process._child
@@ -70,14 +70,17 @@ def test_what_is_said_before_the_answer():
         def impatient(said: Any) -> float:
             return 60 if said == 1 else 0.2
 
-        with pytest.raises(Lost, match=r"it took more than 0\.2 s") as raised:
+        with pytest.raises(ProcessLostError, match=r"it took more than 0\.2 s") as raised:
             process.ask({"do": "talk and hang"}, 60, impatient)
         assert raised.value.status is None
 
 
 def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Counting, "command", ("-c", "raise SystemExit(3)"))
-    with Counting() as process, pytest.raises(Lost, match="its process ended with status 3"):
+    with (
+        Counting() as process,
+        pytest.raises(ProcessLostError, match="its process ended with status 3"),
+    ):
         process.ask({"do": "count", "long": "x" * (1 << 20)}, 60)
 
 
@@ -99,7 +102,7 @@ def test_a_request_is_lost_when_another_thread_ends_the_process():
     with Counting() as process:
         process.ask({"do": "count"}, 60)
         threading.Timer(0.3, process.end).start()
-        with pytest.raises(Lost, match="its process ended with status -9"):
+        with pytest.raises(ProcessLostError, match="its process ended with status -9"):
             process.ask({"do": "hang"}, None)
         assert process.ask({"do": "count"}, 60) == {"count": 1}
 
@@ -120,14 +123,14 @@ def test_a_forked_child_leaves_the_process_to_its_parent():
 def test_too_much_memory_ends_the_process():
     with Counting(memory_bytes=250e6) as process:
         assert process.ask({"do": "count"}, 60) == {"count": 1}
-        with pytest.raises(Lost, match=r"0\.\d GB, of 0\.25 allowed") as raised:
+        with pytest.raises(ProcessLostError, match=r"0\.\d GB, of 0\.25 allowed") as raised:
             process.ask({"do": "hoard"}, 60)
         assert (raised.value.limit, raised.value.status) == ("memory", None)
         assert not process.running
 
 
 def test_what_it_printed_last_is_known(tmp_path: Path):
-    with Counting(output=tmp_path / "log") as process, pytest.raises(Lost) as raised:
+    with Counting(output=tmp_path / "log") as process, pytest.raises(ProcessLostError) as raised:
         process.ask({"do": "print"}, 60)
     assert (raised.value.status, raised.value.last_line) == (5, "last words")
 
@@ -150,7 +153,11 @@ def test_a_process_that_has_done_its_work_ends_by_itself(status: int, tmp_path: 
     with process:
         answer = process.ask({"x": 1}, 120)
         assert answer == {"given": {"x": 1}, "variable": str(status)}
-        with pytest.raises(Lost, match="status 7") if status else contextlib.nullcontext():
+        with (
+            pytest.raises(ProcessLostError, match="status 7")
+            if status
+            else contextlib.nullcontext()
+        ):
             process.finish(60)
     assert (tmp_path / "log").read_text().strip() == "the end"
     process.finish(1)  # there is none

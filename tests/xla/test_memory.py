@@ -10,11 +10,11 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends import compile_step
-from dynamo_backends.conformance.subject import gradients, twin
+from dynamo_backends.conformance.subject import float64_copy, gradients
 from dynamo_backends.xla import _jaxlib
 from tests import memory
 from tests.aot.step_checks import assert_one_program
-from tests.checking import same
+from tests.checking import assert_same
 from tests.models import memory_models as models
 
 pytestmark = [
@@ -70,10 +70,10 @@ def test_gradients_are_right_in_memory_that_is_not_aligned(model: str, tmp_path:
     for kind in memory.UNALIGNED:
         memory.place_weights(module, given, kind, tmp_path / kind, requires_grad=True)
         placed = memory.place_inputs(inputs, kind, tmp_path / kind / "inputs")
-        wide = twin(module)
+        wide = float64_copy(module)
         precise = gradients(wide, wide, {name: x.double() for name, x in placed.items()})
         expected = gradients(module, module, placed)
-        same(expected, gradients(compiled, module, placed), precise, f"{kind}: gradient")
+        assert_same(expected, gradients(compiled, module, placed), precise, f"{kind}: gradient")
 
 
 @pytest.mark.parametrize("kind", ["safetensors, mapped", "slices of a flat buffer"])
@@ -85,8 +85,8 @@ def test_packages_are_right_in_memory_that_is_not_aligned(kind: str, tmp_path: P
     with torch.no_grad():
         dynamo_backends.save(module, path, kwargs=placed, backend="openxla")
         result = dynamo_backends.load(path, strict=True)(**placed)
-        precise = twin(module)(**{name: x.double() for name, x in placed.items()})
-        same(module(**placed), result, precise)
+        precise = float64_copy(module)(**{name: x.double() for name, x in placed.items()})
+        assert_same(module(**placed), result, precise)
 
 
 class _Training:
@@ -118,7 +118,7 @@ def test_steps_are_right_in_memory_that_is_not_aligned(kind: str, tmp_path: Path
     )
     for _ in range(3):
         (x,) = memory.place_inputs({"x": torch.randn(32, 512)}, kind, tmp_path / "x").values()
-        same(theirs(x), step(x), precise(x.double()))
+        assert_same(theirs(x), step(x), precise(x.double()))
     assert_one_program(step, 3)
     parameters = [list(each.module.parameters()) for each in (theirs, ours, precise)]
-    same(*([p.detach() for p in each] for each in parameters), "parameter")
+    assert_same(*([p.detach() for p in each] for each in parameters), "parameter")

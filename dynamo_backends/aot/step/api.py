@@ -6,17 +6,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from dynamo_backends.aot.step.accumulation import Precision, check_precision_option, in_bfloat16
 from dynamo_backends.aot.step.frozen import FrozenStep
 from dynamo_backends.aot.step.mesh.parallel import parallel_of
 from dynamo_backends.aot.step.mesh.replicas import (
+    disable_ddp,
+    find_ddp_models,
     mesh_of_replicas,
-    replicated,
-    take_off,
-    with_modules,
+    wrap_to_bypass_ddp,
 )
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.step import Step
-from dynamo_backends.aot.step.wrapped_function import Precision, check_precision_option, in_bfloat16
 from dynamo_backends.interface.errors import OptionError
 
 
@@ -94,7 +94,7 @@ def compile_step(
     optimizers = _several(optimizer, torch.optim.Optimizer, "optimizer")
     replicas: list[Any] = []
     if fallback == "error":
-        replicas = replicated(models)
+        replicas = find_ddp_models(models)
         mesh = mesh_of_replicas(replicas, mesh, parallel)
         models = tuple(m.module if m in replicas else m for m in models)
     spread = parallel_of(mesh, parallel, placements, batch_placements, models)
@@ -103,11 +103,11 @@ def compile_step(
     if python == "frozen" and (spread is not None or replicas):
         raise OptionError('python="frozen" does not spread steps over a mesh; use "replay".')
     if replicas:
-        function = with_modules(function)
+        function = wrap_to_bypass_ddp(function)
     definition = Definition(function, models, optimizers, accumulate, spread)
     step = _KINDS[python](definition, backend, options, fallback)
     for replica in replicas:
-        take_off(replica)
+        disable_ddp(replica)
     return step
 
 

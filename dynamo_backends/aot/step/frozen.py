@@ -20,9 +20,9 @@ from dynamo_backends.aot.step.frozen_calls import (
     NotComparable,
     Result,
     Source,
-    describe,
+    add_to_call_key,
 )
-from dynamo_backends.aot.step.program.copies import all_or_nothing
+from dynamo_backends.aot.step.program.copies import restoring_on_error
 from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.step_programs import MAX_PROGRAMS, MAX_VARIANTS
 from dynamo_backends.aot.step.program.straight_line import numbers_in
@@ -31,8 +31,8 @@ from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.session import Session
 from dynamo_backends.aot.step.record.trie import (
     Entry,
-    Node,
     Trie,
+    TrieNode,
     process_state,
     torch_state,
 )
@@ -70,7 +70,7 @@ class _Observation:
     """
 
     trie: Trie
-    node: Node
+    node: TrieNode
     result: Result
     inputs: dict[int, Source]
     copies: dict[int, Tensor]
@@ -189,9 +189,9 @@ class FrozenStep(Step):
     ) -> _Kind | None:
         parts: list[Any] = [process_state(), torch_state(), self._flags_of_modules()]
         try:
-            describe(args, arguments, parts)
+            add_to_call_key(args, arguments, parts)
             if kwargs:
-                describe(kwargs, arguments, parts)
+                add_to_call_key(kwargs, arguments, parts)
             parts.append(shared_memory(arguments))
             key = tuple(parts)
             kind = self._kinds.get(key)
@@ -277,7 +277,7 @@ class FrozenStep(Step):
             return
         states = [(o.state, dict(o.state)) for o in self._definition.optimizers]
         try:
-            with all_or_nothing(self._state.inventory.tensors):
+            with restoring_on_error(self._state.inventory.tensors):
                 yield
         except BaseException:
             for state, before in states:

@@ -16,7 +16,7 @@ from dynamo_backends.aot.step.record.trie import Trie
 from dynamo_backends.aot.step.runner import view_of
 from dynamo_backends.aot.step.state.arguments import (
     BatchSpec,
-    Identity,
+    IdentityKey,
     flatten_batch,
     shared_memory,
     unflatten_batch,
@@ -39,8 +39,8 @@ class NotComparable(Exception):
     """An argument, or a result, that one call cannot be told by from another; says of what kind."""
 
 
-def describe(value: Any, tensors: list[Tensor], parts: list[Any]) -> None:
-    """Describes arguments by what can be hashed.
+def add_to_call_key(value: Any, tensors: list[Tensor], parts: list[Any]) -> None:
+    """Adds the hashable parts of a value to a call's key; collects its tensors.
 
     Raises:
         NotComparable: They have an object that cannot be compared.
@@ -52,27 +52,27 @@ def describe(value: Any, tensors: list[Tensor], parts: list[Any]) -> None:
     elif kind is tuple or kind is list:
         parts.append((kind, len(value)))
         for item in value:
-            describe(item, tensors, parts)
+            add_to_call_key(item, tensors, parts)
     elif kind is dict:
         parts.append((dict, tuple(value)))
         for item in value.values():
-            describe(item, tensors, parts)
+            add_to_call_key(item, tensors, parts)
     elif isinstance(value, _SIGNED):
         parts.append((kind, repr(value)))
     elif isinstance(value, _SIMPLE):
         parts.append((kind, value))
     elif isinstance(value, _BY_IDENTITY):
-        parts.append((kind, Identity(value)))
+        parts.append((kind, IdentityKey(value)))
     elif kind is SimpleNamespace:
         parts.append(kind)
-        describe(vars(value), tensors, parts)
+        add_to_call_key(vars(value), tensors, parts)
     else:
         leaves, spec = flatten_batch(value)
         if any(leaf is value for leaf in leaves):
             raise NotComparable(kind.__name__)
         parts.append(spec)
         for leaf in leaves:
-            describe(leaf, tensors, parts)
+            add_to_call_key(leaf, tensors, parts)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _is_like(a: Any, b: Any) -> bool:
 
 
 class FrozenCall:
-    """A call in which Python does not run.
+    """Replays a recorded call of a step without running its Python.
 
     Args:
         program: What computes it.

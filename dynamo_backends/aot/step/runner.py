@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from dynamo_backends.aot.step.backward.tape import Tape, change_tape
-from dynamo_backends.aot.step.program.copies import all_or_nothing
+from dynamo_backends.aot.step.program.copies import restoring_on_error
 from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.step_programs import StepPrograms
 from dynamo_backends.aot.step.record.interpreter import execute, group_numbers_as
-from dynamo_backends.aot.step.record.placeholders import fulfil
+from dynamo_backends.aot.step.record.placeholders import materialize_deferred
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Trie
 from dynamo_backends.interface.errors import StepCaptureError
@@ -62,7 +62,7 @@ class SegmentRunner:
             if comparison is None or turn is not None:
                 tensors = program(segment, self._state.inventory)
         except OutOfRangeError:
-            with all_or_nothing(self._state.inventory.tensors):
+            with restoring_on_error(self._state.inventory.tensors):
                 self.materialize(segment)
             return None
         if tensors is None:
@@ -135,7 +135,7 @@ def _shared_roots(trie: Trie, held: Sequence[int]) -> set[int]:
 
 
 def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> None:
-    """Makes ordinary tensors of the placeholders that user code holds.
+    """Turns the placeholders that user code holds into ordinary tensors.
 
     Gradients stay the objects they were: `p.grad is g`.
 
@@ -153,13 +153,13 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
             owner = trie.values[target]
             tensors.pop(number, None)
             gradient = owner.grad
-            fulfil(trie.values[number], gradient)
+            materialize_deferred(trie.values[number], gradient)
             del gradient
             owner.grad = trie.values[number]
             continue
         real = view_of(trie, number, tensors, trie.values)
         tensors.pop(number, None)
-        fulfil(trie.values[number], real)
+        materialize_deferred(trie.values[number], real)
         tensors[number] = trie.values[number]
     tensors.clear()
     for number, target in gradients.items():
@@ -169,7 +169,7 @@ def assign(segment: Segment, tensors: dict[int, Tensor], held: list[int]) -> Non
 
 
 def view_of(trie: Trie, number: int, tensors: Mapping[int, Tensor], others: Any) -> Tensor:
-    """Returns the contents of a result: where it is a view of a tensor that lives on, a view again.
+    """Returns a result's tensor, rebuilt as a view where its base lives on.
 
     Args:
         trie: Trie of the record.

@@ -27,7 +27,7 @@ _recorded_line: contextvars.ContextVar[str] = contextvars.ContextVar("recorded_l
 
 @contextlib.contextmanager
 def recorded_at(line: str) -> Iterator[None]:
-    """Inside: calls of a record run, which were made at this line of the user's."""
+    """Sets the user's line at which the running calls were recorded (context manager)."""
     token = _recorded_line.set(line)
     try:
         yield

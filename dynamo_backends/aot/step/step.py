@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
+from dynamo_backends.aot.step.accumulation import StepCall
 from dynamo_backends.aot.step.program.backends import TORCHS
-from dynamo_backends.aot.step.program.mesh_layout import WholeBatch
+from dynamo_backends.aot.step.program.mesh_layout import GlobalBatch
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.program.step_programs import StepPrograms, StepState
 from dynamo_backends.aot.step.record.patches import Patches, active_session
@@ -28,7 +29,6 @@ from dynamo_backends.aot.step.saving import (
 from dynamo_backends.aot.step.state.arguments import flatten_batch
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.unsupported_hooks import outside_effect
-from dynamo_backends.aot.step.wrapped_function import StepCall
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import SaveError, StepCaptureError, StepDeviceError
 from dynamo_backends.interface.publishing import NO_OPERATORS, publish_uncaptured, uncaptured_error
@@ -249,7 +249,7 @@ class Step(SegmentRunner):
             given = args, kwargs
             session = Session(trie, self._state.ids, self, self._settings, True, given)
             return session, [given]
-        batch = WholeBatch(parallel, (args, kwargs))
+        batch = GlobalBatch(parallel, (args, kwargs))
         trie, is_new = self._programs.trie((*state, batch.kind))
         if is_new:
             batch.begin(trie)

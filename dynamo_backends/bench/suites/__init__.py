@@ -3,7 +3,7 @@
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, Scale, call
 from dynamo_backends.bench.suites.catalogue import SUITES, find_case, find_cases, suite
 from dynamo_backends.bench.suites.unet import UNet
-from dynamo_backends.bench.suites.weights import enliven
+from dynamo_backends.bench.suites.weights import randomize_weights
 
 __all__ = [
     "SUITES",
@@ -12,8 +12,8 @@ __all__ = [
     "Scale",
     "UNet",
     "call",
-    "enliven",
     "find_case",
     "find_cases",
+    "randomize_weights",
     "suite",
 ]

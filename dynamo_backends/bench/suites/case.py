@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.bench.suites.weights import enliven
+from dynamo_backends.bench.suites.weights import randomize_weights
 
 Scale = Literal["test", "bench"]
 """How large the models are: small enough for a test suite, or as published."""
@@ -44,7 +44,7 @@ class ModelCase:
             torch.manual_seed(self.seed)
             model = self.build().eval()
             if self.enliven:
-                enliven(model, lambda: call(model, self.inputs()))
+                randomize_weights(model, lambda: call(model, self.inputs()))
         return model
 
     def inputs(self) -> Inputs:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.bench.suites.weights import enliven
+from dynamo_backends.bench.suites.weights import randomize_weights
 from dynamo_backends.bench.torchvision_shim import import_transformers
 
 VOCABULARY = 512
@@ -37,7 +37,7 @@ class Architecture:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model: nn.Module = self.build(layers, features).eval()
-            enliven(model, lambda: model(**self._example(model)))
+            randomize_weights(model, lambda: model(**self._example(model)))
         return model
 
     def _example(self, model: Any) -> dict[str, Any]:

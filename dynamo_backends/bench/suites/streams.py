@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dynamo_backends.bench.suites.case import Scale, call
 from dynamo_backends.bench.suites.generators import ARCHITECTURES, generate
 from dynamo_backends.bench.suites.unet import UNet
-from dynamo_backends.bench.suites.weights import enliven
+from dynamo_backends.bench.suites.weights import randomize_weights
 from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
 
 Inputs = tuple[Any, ...]
@@ -228,7 +228,7 @@ def _seeded(
         random.seed(0)
         model = build().eval()
         asked = list(requests())
-        enliven(model, lambda: call(model, asked[0]))
+        randomize_weights(model, lambda: call(model, asked[0]))
     return model, asked
 
 

@@ -3,7 +3,7 @@
 Freshly initialised networks are poor tests: biases are 0 and norm weights 1 (an operator that
 ignores them is right), batch-norm statistics are those of no data (folding is the identity),
 layer scales are 1e-6 (whole blocks vanish), and activations of deep networks shrink below any
-tolerance. `enliven` mends all four.
+tolerance. `randomize_weights` mends all four.
 """
 
 import math
@@ -19,8 +19,8 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @torch.no_grad()
-def enliven(model: nn.Module, run: Callable[[], Any]) -> None:
-    """Replaces a model's weights by random ones that keep activations near unit size.
+def randomize_weights(model: nn.Module, run: Callable[[], Any]) -> None:
+    """Fills a model with random weights that keep activations near unit size.
 
     Args:
         model: Changed in place; draws from torch's global generator.

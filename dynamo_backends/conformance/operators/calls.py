@@ -80,7 +80,7 @@ def eager_results(
 
 
 def draws(call: Call) -> bool:
-    """Returns whether eager's results depend on the seed."""
+    """Returns whether an operator draws random numbers: results depend on the seed."""
     first, other = (eager_results(call, call.flat, seed) for seed in (SEED, SEED + 1))
     return first is not None and other is not None and not _equal(first, other)
 
@@ -91,7 +91,7 @@ def _equal(first: list[Any], second: list[Any]) -> bool:
 
 
 def shapes(values: list[Any]) -> list[Any]:
-    """Shape and dtype in the place of tensors."""
+    """Replaces each tensor by its shape and dtype."""
     return [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else x for x in values]
 
 
@@ -104,8 +104,8 @@ def _named(sample: Any, name: str, index: torch.Tensor) -> torch.Tensor:
     return named if keep else named.squeeze(dim)
 
 
-def judge(call: Call, expected: list[Any], results: list[Any]) -> str | None:
-    """Returns what distinguishes results from eager's, in words; None if they are as accurate."""
+def describe_mismatch(call: Call, expected: list[Any], results: list[Any]) -> str | None:
+    """Describes how results differ from eager's; None if they are as accurate."""
     name = call.op.name
     if name in UNINITIALISED:
         expected, results = shapes(expected), shapes(results)
@@ -170,7 +170,7 @@ def widen(value: Any) -> Any:
 
 
 def dense(values: list[Any]) -> list[Any]:
-    """Without layouts other than strided."""
+    """Converts tensors of sparse and other layouts to strided ones."""
     return [
         x.to_dense() if isinstance(x, torch.Tensor) and x.layout is not torch.strided else x
         for x in values

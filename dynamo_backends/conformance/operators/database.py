@@ -109,7 +109,7 @@ def divides(op: OpInfo) -> bool:
 
 
 def with_ascending_bounds(op: OpInfo, sample: Any) -> Any:
-    """Returns a sample with what is searched in order, as operators that search need it."""
+    """Sorts the boundaries of a bucketize or searchsorted sample, in place."""
     if op.name == "bucketize":
         bounds, *others = sample.args
         sample.args = (bounds.sort().values, *others)

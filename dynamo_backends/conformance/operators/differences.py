@@ -163,7 +163,7 @@ DECLARED: tuple[Difference, ...] = (
 
 
 def declared(backend: str, operator: str, inputs: Sequence[Any]) -> list[Difference]:
-    """Returns what is declared of an operator on these inputs."""
+    """Returns the declared differences that apply to an operator on these inputs."""
     floats = [
         x
         for x in inputs
@@ -177,10 +177,10 @@ def _has(tensors: Sequence[Tensor], needs: Callable[[Tensor], Tensor] | None) ->
     return needs is None or any(bool(needs(x).any()) for x in tensors)
 
 
-def excused(
+def mask_declared_differences(
     rows: Sequence[Difference], expected: Sequence[Any], results: Sequence[Any]
 ) -> list[Any]:
-    """Results with eager's elements in the place of those that may differ.
+    """Returns results with eager's values where a declared difference is allowed.
 
     Positions, such as those of maxima, may be others where the values may, or are NaN.
     """

@@ -27,7 +27,7 @@ _EACH = 5  # one in so many elements is replaced
 
 
 def integers(dtype: torch.dtype, divides: bool = False) -> tuple[int, ...]:
-    """Numbers at and near the bounds of a type, and those that no float holds.
+    """Returns integers at and near a dtype's bounds, and some that no float represents.
 
     Args:
         dtype: The type.

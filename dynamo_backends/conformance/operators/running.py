@@ -9,8 +9,14 @@ import torch
 
 from dynamo_backends._torch_private.testing import OpInfo
 from dynamo_backends.conformance.operators import database
-from dynamo_backends.conformance.operators.calls import Call, dense, draws, judge, shapes
-from dynamo_backends.conformance.operators.differences import declared, excused
+from dynamo_backends.conformance.operators.calls import (
+    Call,
+    dense,
+    describe_mismatch,
+    draws,
+    shapes,
+)
+from dynamo_backends.conformance.operators.differences import declared, mask_declared_differences
 from dynamo_backends.conformance.operators.extremes import variants
 from dynamo_backends.conformance.outcomes import Outcome, how_it_ended
 from dynamo_backends.conformance.subject import OPERATORS, compiler_of
@@ -92,7 +98,7 @@ def _native_together(call: Call, compiler: Any, outcome: Outcome) -> bool:
             return False
     if any(r.fallbacks or r.runtime_fallbacks for r in reports):
         return False
-    if judge(call, call.eager(), results) is not None:
+    if describe_mismatch(call, call.eager(), results) is not None:
         return False
     outcome.samples += len(call.samples)
     outcome.settle()
@@ -118,11 +124,11 @@ def _run_sample(call: Call, compiler: Any, outcome: Outcome, backend: str) -> No
             torchs = _fails_in_torch(call, fullgraph=False)
             outcome.fail("torch" if torchs else "raises", brief_error(error))
             return
-    wrong = judge(call, expected, results)
+    wrong = describe_mismatch(call, expected, results)
     if wrong is not None and not (
         _is_declared(call, expected, results, outcome, backend)
         # Dynamo itself rewrote the operator into a less exact form.
-        or judge(call, call.compiled("aot_eager"), results) is None
+        or describe_mismatch(call, call.compiled("aot_eager"), results) is None
     ):
         if draws(call) and shapes(results) == shapes(expected):
             outcome.fail("random", "random numbers are not eager's")
@@ -137,8 +143,8 @@ def _is_declared(
 ) -> bool:
     """Returns whether results are right but for what is declared, which is noted."""
     rows = declared(backend, outcome.name, call.flat)
-    right = excused(rows, dense(expected), dense(results))
-    if not rows or judge(call, expected, right) is not None:
+    right = mask_declared_differences(rows, dense(expected), dense(results))
+    if not rows or describe_mismatch(call, expected, right) is not None:
         return False
     outcome.declared = sorted({*outcome.declared, *(row.bullet for row in rows)})
     return True

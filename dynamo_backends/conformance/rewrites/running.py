@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.conformance.outcomes import Check, Outcome, of
+from dynamo_backends.conformance.outcomes import Check, Outcome, new_outcome
+from dynamo_backends.conformance.rewrites.acceptance import Mismatch, mismatch
 from dynamo_backends.conformance.rewrites.graphs import (
     FILLS,
     RandomGraph,
@@ -16,7 +17,6 @@ from dynamo_backends.conformance.rewrites.graphs import (
     random_graph,
     usual,
 )
-from dynamo_backends.conformance.rewrites.rule import Mismatch, mismatch
 from dynamo_backends.conformance.rewrites.shrinking import Case, shrink
 from dynamo_backends.conformance.subject import PROGRAMS, compiler_of, reports_itself
 from dynamo_backends.conformance.workers import Worker
@@ -31,7 +31,7 @@ def in_words(failure: Mismatch | Exception) -> str:
 
 
 def example(case: Case, backend: str, failure: str) -> str:
-    """A program that compiles a graph, calls it with usual values, and shows what fails then.
+    """Returns a Python program that reproduces the failure of a random graph.
 
     Args:
         case: The graph and its inputs.
@@ -133,7 +133,7 @@ class _Runner:
 
     def run(self, check: Check, shrink_s: float) -> Outcome:
         """See the function."""
-        outcome = of(check)
+        outcome = new_outcome(check)
         cases = _cases(int(check.name))
         outcome.samples = len(cases)
         with record() as reports:
@@ -240,7 +240,7 @@ def _call(compiled: Compiled, case: Case) -> Sequence[Tensor]:
 
 
 def smallest_crash(outcome: Outcome, backend: str, limit_s: float) -> Outcome:
-    """Adds the smallest case that ends a process, or does not end, to an outcome; returns it.
+    """Shrinks a graph that crashes or hangs a process, and adds it to the outcome.
 
     Args:
         outcome: Outcome of a graph that ended a process.

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.conformance.comparing import close, ensure, tensors
+from dynamo_backends.conformance.comparing import assert_close, ensure, tensors
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import Subject
 
@@ -22,7 +22,7 @@ def a_batch_of_changing_size(subject: Subject, value: bool) -> None:
     with torch.set_grad_enabled(value):
         for batch in BATCHES:
             x = torch.randn(batch, 8)
-            close(compiled(x), module(x))
+            assert_close(compiled(x), module(x))
 
 
 @CHECKS.add
@@ -39,7 +39,7 @@ def shapes_as_outputs_and_in_arithmetic(subject: Subject) -> None:
         ours, theirs = compiled(x), fn(x)
         ensure(ours[1] == theirs[1], f"a size is {ours[1]} instead of {theirs[1]}")
         for o, t in zip(tensors(ours), tensors(theirs), strict=True):
-            close(o, t)
+            assert_close(o, t)
 
 
 @CHECKS.add
@@ -55,7 +55,7 @@ def python_control_flow_and_graph_breaks(subject: Subject) -> None:
 
     compiled = subject.compile(fn)
     for x in (torch.ones(3), -torch.ones(3), torch.zeros(3)):
-        close(compiled(x), fn(x))
+        assert_close(compiled(x), fn(x))
 
 
 @CHECKS.add
@@ -87,4 +87,4 @@ def several_threads(subject: Subject) -> None:
     for x, results in zip(inputs, found, strict=True):
         expected = module(x).detach()
         for result in results:
-            close(result, expected)
+            assert_close(result, expected)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.conformance.comparing import close, ensure
+from dynamo_backends.conformance.comparing import assert_close, ensure
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import Subject
 
@@ -99,7 +99,7 @@ def results_are_the_callers(subject: Subject) -> None:
             kept.append((compiled(x), fn(x)))
             x.zero_()
     for found, expected in kept:
-        close(found, expected)
+        assert_close(found, expected)
 
 
 @CHECKS.each(
@@ -127,7 +127,7 @@ def inputs_whose_layout_changes_between_calls(subject: Subject) -> None:
     compiled = subject.compile(lambda x: x * 2 + x.sum(0))
     x = torch.randn(6, 6)
     for y in (x, x.t(), x.expand(6, 6), torch.randn(12, 12)[::2, ::2], x.t().contiguous()):
-        close(compiled(y), y * 2 + y.sum(0))
+        assert_close(compiled(y), y * 2 + y.sum(0))
 
 
 @CHECKS.add

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.conformance.comparing import close, ensure, same
+from dynamo_backends.conformance.comparing import assert_close, assert_same, ensure
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import Subject
 
@@ -24,7 +24,7 @@ def batch_norm_in_training_mode_updates_its_buffers(subject: Subject) -> None:
     with torch.no_grad():
         for _ in range(3):
             x = torch.randn(4, 3, 8, 8)
-            close(compiled(x), twin(x))
+            assert_close(compiled(x), twin(x))
     for (name, ours), theirs in zip(module.named_buffers(), twin.buffers(), strict=True):
         ensure(torch.allclose(ours, theirs, 1e-4, 1e-4), f"the buffer {name} is not eager's")
 
@@ -43,7 +43,7 @@ def training_and_evaluation_of_one_module(subject: Subject) -> None:
     compiled, x = subject.compile(module), torch.randn(8, 4)
     with torch.no_grad():
         for _ in range(2):
-            close(compiled.eval()(x), module.eval()(x))
+            assert_close(compiled.eval()(x), module.eval()(x))
             kept = module[1].running_mean.clone()
             result = compiled.train()(x)
             ensure(not torch.equal(kept, module[1].running_mean), "training updates no averages")
@@ -64,7 +64,7 @@ def autocast_to_bfloat16(subject: Subject) -> None:
     with torch.no_grad():
         result = subject.compile(fn)(x)
         expected, precise = fn(x), module.double()(x.double())
-    same(expected, result, precise)
+    assert_same(expected, result, precise)
     ensure(result.dtype == torch.bfloat16, f"the dtype is {result.dtype}")
 
 
@@ -75,7 +75,7 @@ def inference_mode(subject: Subject) -> None:
     with torch.inference_mode():
         result = subject.compile(module)(x)
         ensure(result.is_inference(), "the result is no inference tensor")
-        close(result, module(x))
+        assert_close(result, module(x))
 
 
 @CHECKS.add
@@ -87,7 +87,7 @@ def with_and_without_gradients_in_turn(subject: Subject) -> None:
         with torch.no_grad():
             result = compiled(x)
         ensure(not result.requires_grad, "a result under no_grad requires a gradient")
-        close(result, module(x).detach())
+        assert_close(result, module(x).detach())
         ensure(compiled(x).requires_grad, "a result outside no_grad requires no gradient")
 
 

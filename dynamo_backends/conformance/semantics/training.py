@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.conformance.comparing import same
+from dynamo_backends.conformance.comparing import assert_same
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import Function, Subject
 
@@ -37,7 +37,7 @@ def gradients_are_right(subject: Subject) -> None:
     module.load_state_dict(state)
     module.double()
     precise = gradients(module, x.detach().double().requires_grad_())
-    same(theirs, ours, precise, "gradient")
+    assert_same(theirs, ours, precise, "gradient")
 
 
 _SETTINGS: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def _attention(subject: Subject, settings: dict[str, Any], *inputs: Tensor) -> N
         return [result.detach(), *(x.grad for x in leaves)]
 
     ours = gradients(subject.compile(fn), *inputs)
-    same(gradients(fn, *inputs), ours, gradients(fn, *(x.double() for x in inputs)))
+    assert_same(gradients(fn, *inputs), ours, gradients(fn, *(x.double() for x in inputs)))
 
 
 @CHECKS.each({mode: mode for mode in ("sum", "mean", "max")})
@@ -98,7 +98,7 @@ def gradients_of_large_bags(subject: Subject, value: str) -> None:
 
     ours, theirs = gradient(subject.compile(module), module), gradient(module, module)
     precise = copy.deepcopy(module).double()
-    same(theirs, ours, gradient(precise, precise))
+    assert_same(theirs, ours, gradient(precise, precise))
 
 
 @CHECKS.add
@@ -118,4 +118,4 @@ def an_optimizers_steps(subject: Subject) -> None:
             optimizer.step()
         ends.append([loss.detach(), *(p.detach() for p in owner.parameters())])
     ours, expected, reference = ends
-    same(expected, ours, reference, "parameter")
+    assert_same(expected, ours, reference, "parameter")

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.conformance.comparing import close, ensure, same
+from dynamo_backends.conformance.comparing import assert_close, assert_same, ensure
 from dynamo_backends.conformance.registering import Table
-from dynamo_backends.conformance.subject import Function, Subject, gradients, twin
+from dynamo_backends.conformance.subject import Function, Subject, float64_copy, gradients
 
 CHECKS = Table()
 
@@ -94,8 +94,10 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 """Ways of changing a module's weights."""
 
 
-def follows(compiled: Function, module: nn.Module, x: Tensor, changes: Sequence[str]) -> None:
-    """Changes weights one way after the other; every call must see them.
+def assert_follows_weights(
+    compiled: Function, module: nn.Module, x: Tensor, changes: Sequence[str]
+) -> None:
+    """Asserts that compiled calls see each in-place or replaced weight.
 
     Args:
         compiled: The module, compiled.
@@ -116,21 +118,21 @@ def follows(compiled: Function, module: nn.Module, x: Tensor, changes: Sequence[
             expected, found = module(x), compiled(x)
             ensure(not torch.allclose(before, expected), "the change must matter")
             ensure(not torch.equal(found, before), f"the weights from before the change: {change}")
-            same(expected, found, twin(module)(x.double()))
+            assert_same(expected, found, float64_copy(module)(x.double()))
 
 
 @CHECKS.each({name: [name] for name in CHANGES})
 def changed(subject: Subject, value: list[str]) -> None:
     """Makes one change twice."""
     module = net()
-    follows(subject.compile(module), module, torch.randn(INPUT), value * 2)
+    assert_follows_weights(subject.compile(module), module, torch.randn(INPUT), value * 2)
 
 
 @CHECKS.add
 def changed_in_all_ways_one_after_the_other(subject: Subject) -> None:
     """Makes all changes of one module, one after the other."""
     module = net()
-    follows(subject.compile(module), module, torch.randn(INPUT), list(CHANGES))
+    assert_follows_weights(subject.compile(module), module, torch.randn(INPUT), list(CHANGES))
 
 
 @CHECKS.each({str(d).removeprefix("torch."): d for d in (torch.float64, torch.bfloat16)})
@@ -143,7 +145,7 @@ def moved_to(subject: Subject, value: torch.dtype) -> None:
             module.to(dtype)
             given = x.to(dtype)
             expected, found = module(given), compiled(given)
-            same(expected, found, twin(module)(given.double()))
+            assert_same(expected, found, float64_copy(module)(given.double()))
 
 
 @CHECKS.add
@@ -154,7 +156,7 @@ def changed_between_training_steps(subject: Subject) -> None:
     for change in (_in_place, _new_parameter, _load):
         ours, theirs = gradients(compiled, module, (x,)), gradients(module, module, (x,))
         wide = copy.deepcopy(module).double()
-        same(theirs, ours, gradients(wide, wide, (x.double(),)), "gradient")
+        assert_same(theirs, ours, gradients(wide, wide, (x.double(),)), "gradient")
         change(module)
 
 
@@ -167,7 +169,7 @@ def frozen_and_trained_again(subject: Subject) -> None:
         module[3].requires_grad_(not frozen)
         ours, theirs = gradients(compiled, module, (x,)), gradients(module, module, (x,))
         wide = copy.deepcopy(module).double()
-        same(theirs, ours, gradients(wide, wide, (x.double(),)), "gradient")
+        assert_same(theirs, ours, gradients(wide, wide, (x.double(),)), "gradient")
 
 
 @CHECKS.add
@@ -177,8 +179,8 @@ def tied_weights(subject: Subject) -> None:
     module[2].weight = module[0].weight
     compiled, x = subject.compile(module), torch.randn(3, 6)
     with torch.no_grad():
-        close(compiled(x), module(x))
+        assert_close(compiled(x), module(x))
         module[0].weight.mul_(-2)
-        close(compiled(x), module(x))
+        assert_close(compiled(x), module(x))
         module[2].weight = nn.Parameter(torch.randn(6, 6))
-        close(compiled(x), module(x))
+        assert_close(compiled(x), module(x))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, layer_norm, linear
 
-from dynamo_backends.conformance.comparing import same
+from dynamo_backends.conformance.comparing import assert_same
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import Function, Subject
 
@@ -123,7 +123,7 @@ def compare_frozen(compiled: Function, pair: Pair) -> None:
     x = torch.randn(8, WIDTH)
     with torch.no_grad():
         for _ in pair.before_and_after_a_change():
-            same(pair.module(x), compiled(x), pair.twin(x.double()))
+            assert_same(pair.module(x), compiled(x), pair.twin(x.double()))
 
 
 def compare_trained(compiled: Function, pair: Pair) -> None:
@@ -132,7 +132,7 @@ def compare_trained(compiled: Function, pair: Pair) -> None:
     for _ in pair.before_and_after_a_change():
         found = _gradients(compiled, module, x)
         expected = _gradients(module, module, x)
-        same(expected, found, _gradients(twin, twin, x.double()))
+        assert_same(expected, found, _gradients(twin, twin, x.double()))
 
 
 def _gradients(function: Function, owner: Weights, x: Tensor) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from dynamo_backends.nvfuser.lowering.pointwise import of_pair
-from dynamo_backends.nvfuser.lowering.registry import Unsupported, pointwise
+from dynamo_backends.nvfuser.lowering.registry import Unsupported, register_pointwise
 from dynamo_backends.nvfuser.recorder import Number, Operand, Value
 
 _BY_ZERO = "torch raises where an integer divisor is zero, nvFuser returns some number"
@@ -16,18 +16,18 @@ def _scaled(y: Operand, alpha: Number) -> Operand:
     return y if alpha == 1 else y * alpha  # type: ignore[operator]
 
 
-@pointwise("add.Tensor", "add.Scalar")
+@register_pointwise("add.Tensor", "add.Scalar")
 def add(x: Operand, y: Operand, *, alpha: Number = 1) -> Value:
     pair = of_pair("logical_or" if _is_bool(x, y) else "add")
     return pair(x, _scaled(y, alpha))
 
 
-@pointwise("sub.Tensor", "sub.Scalar")
+@register_pointwise("sub.Tensor", "sub.Scalar")
 def sub(x: Operand, y: Operand, *, alpha: Number = 1) -> Value:
     return of_pair("sub")(x, _scaled(y, alpha))
 
 
-@pointwise("mul.Tensor", "mul.Scalar")
+@register_pointwise("mul.Tensor", "mul.Scalar")
 def mul(x: Operand, y: Operand) -> Value:
     return of_pair("logical_and" if _is_bool(x, y) else "mul")(x, y)
 
@@ -36,12 +36,12 @@ def _is_bool(x: Operand, y: Operand) -> bool:
     return any(isinstance(v, Value) and v.dtype == torch.bool for v in (x, y))
 
 
-@pointwise("div.Tensor", "div.Scalar", promote="int_to_float")
+@register_pointwise("div.Tensor", "div.Scalar", promote="int_to_float")
 def div(x: Operand, y: Operand) -> Value:
     return of_pair("div")(x, y)
 
 
-@pointwise("div.Tensor_mode", "div.Scalar_mode")
+@register_pointwise("div.Tensor_mode", "div.Scalar_mode")
 def div_mode(x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
     if rounding_mode == "floor":
         return _floor_divide(x, y)
@@ -92,14 +92,14 @@ def _crosses(rest: Value, y: Operand) -> Value:
     return rest.differs(0) & other
 
 
-@pointwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+@register_pointwise("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def remainder(x: Operand, y: Operand) -> Value:
     """With the divisor's sign. nvFuser's own `remainder` is documented as IEEE's."""
     rest = fmod(x, y)
     return _crosses(rest, y).where(rest + y, rest)
 
 
-@pointwise("fmod.Tensor", "fmod.Scalar")
+@register_pointwise("fmod.Tensor", "fmod.Scalar")
 def fmod(x: Operand, y: Operand) -> Value:
     if _is_float(x, y):
         return of_pair("fmod")(x, y)
@@ -122,7 +122,7 @@ _POWERS: dict[float, Callable[[Value], Value]] = {
 }
 
 
-@pointwise("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+@register_pointwise("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def power(x: Value | Number, exponent: Value | Number) -> Value:
     if not _is_float(x, exponent):
         return _integer_power(x, exponent)
@@ -150,12 +150,12 @@ def _integer_power(x: Value | Number, exponent: Value | Number) -> Value:
     return result
 
 
-@pointwise("ldexp.Tensor", promote="int_to_float")
+@register_pointwise("ldexp.Tensor", promote="int_to_float")
 def ldexp(x: Value, exponent: Value) -> Value:
     return x * exponent.unary("exp2")
 
 
-@pointwise("round.decimals")
+@register_pointwise("round.decimals")
 def round_decimals(x: Value, *, decimals: int) -> Value:
     if not x.is_floating_point:
         raise Unsupported("integers are rounded to decimals in eager")
@@ -165,7 +165,7 @@ def round_decimals(x: Value, *, decimals: int) -> Value:
     return (x * scale).unary("round") / scale
 
 
-@pointwise("hypot.default", promote="int_to_float")
+@register_pointwise("hypot.default", promote="int_to_float")
 def hypot(x: Value, y: Value) -> Value:
     """Scaled by the larger, so that squares neither over- nor underflow."""
     x, y = x.unary("abs"), y.unary("abs")

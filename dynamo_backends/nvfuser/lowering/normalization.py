@@ -6,7 +6,7 @@ Statistics are float32 for the halves. Their gradients torch decomposes.
 from collections.abc import Sequence
 
 from dynamo_backends.nvfuser.lowering.reduction import widen
-from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
+from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, register_lowering
 from dynamo_backends.nvfuser.recorder import Value
 
 
@@ -19,14 +19,14 @@ def _shifted(call: Call, x: Value, dim: int) -> tuple[Value, tuple[int, ...]]:
     return x - x.reduce("max", over, keepdim=True), over
 
 
-@lowers("_softmax.default", context=True)
+@register_lowering("_softmax.default", context=True)
 def softmax(call: Call, x: Value, dim: int, half_to_float: bool) -> Value:
     shifted, over = _shifted(call, x, dim)
     exp = shifted.unary("exp")
     return exp / exp.sum(over, keepdim=True)
 
 
-@lowers("_log_softmax.default", context=True)
+@register_lowering("_log_softmax.default", context=True)
 def log_softmax(call: Call, x: Value, dim: int, half_to_float: bool) -> Value:
     shifted, over = _shifted(call, x, dim)
     return shifted - shifted.unary("exp").sum(over, keepdim=True).unary("log")
@@ -62,7 +62,7 @@ def affine(x: Value, weight: Value | None, bias: Value | None) -> Value:
     return x if bias is None else x + widen(bias)
 
 
-@lowers("native_layer_norm.default")
+@register_lowering("native_layer_norm.default")
 def layer_norm(
     x: Value,
     normalized_shape: Sequence[int],
@@ -75,7 +75,7 @@ def layer_norm(
     return affine(normalised, weight, bias), mean, rstd
 
 
-@lowers("native_group_norm.default")
+@register_lowering("native_group_norm.default")
 def group_norm(
     x: Value,
     weight: Value | None,
@@ -142,7 +142,7 @@ def _saved(call: Call, index: int, value: Value) -> Optional:
     return value if call.out[index].numel() else None
 
 
-@lowers("_native_batch_norm_legit_no_training.default", context=True)
+@register_lowering("_native_batch_norm_legit_no_training.default", context=True)
 def batch_norm_no_training(
     call: Call,
     x: Value,
@@ -157,7 +157,7 @@ def batch_norm_no_training(
     return out, _saved(call, 1, running_mean), _saved(call, 2, invstd)
 
 
-@lowers("_native_batch_norm_legit.no_stats")
+@register_lowering("_native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(
     x: Value,
     weight: Optional,
@@ -169,7 +169,7 @@ def batch_norm_no_stats(
     return _training(x, weight, bias, None, None, momentum, eps)[:3]
 
 
-@lowers("_native_batch_norm_legit_functional.default", context=True)
+@register_lowering("_native_batch_norm_legit_functional.default", context=True)
 def batch_norm_functional(
     call: Call,
     x: Value,

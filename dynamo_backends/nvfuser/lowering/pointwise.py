@@ -5,36 +5,41 @@ from collections.abc import Callable
 
 import torch
 
-from dynamo_backends.nvfuser.dtypes import computing
-from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers, pointwise
+from dynamo_backends.nvfuser.dtypes import compute_dtype
+from dynamo_backends.nvfuser.lowering.registry import (
+    Call,
+    Unsupported,
+    register_lowering,
+    register_pointwise,
+)
 from dynamo_backends.nvfuser.recorder import Number, Operand, Value
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 _GELU_CUBIC = 0.044715
 
 
-@pointwise("relu.default")
+@register_pointwise("relu.default")
 def relu(x: Value) -> Value:
     return (x < 0).where(0, x)
 
 
-@pointwise("hardtanh.default", operands=1)
+@register_pointwise("hardtanh.default", operands=1)
 def hardtanh(x: Value, min_val: Number = -1, max_val: Number = 1) -> Value:
     x = (x < min_val).where(min_val, x)
     return (x > max_val).where(max_val, x)
 
 
-@pointwise("leaky_relu.default", operands=1)
+@register_pointwise("leaky_relu.default", operands=1)
 def leaky_relu(x: Value, negative_slope: Number = 0.01) -> Value:
     return (x > 0).where(x, x * negative_slope)
 
 
-@pointwise("elu.default", operands=1)
+@register_pointwise("elu.default", operands=1)
 def elu(x: Value, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Value:
     return (x > 0).where(x * scale, (x * input_scale).unary("expm1") * (alpha * scale))
 
 
-@pointwise("gelu.default")
+@register_pointwise("gelu.default")
 def gelu(x: Value, *, approximate: str = "none") -> Value:
     if approximate == "tanh":
         inner = (x + x * x * x * _GELU_CUBIC) * _SQRT_2_OVER_PI
@@ -74,7 +79,7 @@ def _rounding(op: str) -> Callable[[Value], Value]:
 
 
 def of_pair(op: str, dtype: torch.dtype | None = None) -> Callable[[Operand, Operand], Value]:
-    """Returns a function of two operands, of which one may be a number."""
+    """Returns a function that records a binary operation; one operand may be a number."""
 
     def apply(x: Operand, y: Operand) -> Value:
         value = x if isinstance(x, Value) else y
@@ -127,40 +132,40 @@ def _logic(op: str) -> Callable[[Operand, Operand], Value]:
 
 
 for _name in _FLOAT_UNARY:
-    pointwise(f"{_name}.default", promote="int_to_float")(_unary(_name))
+    register_pointwise(f"{_name}.default", promote="int_to_float")(_unary(_name))
 for _name in _ROUNDING:
-    pointwise(f"{_name}.default")(_rounding(_name))
+    register_pointwise(f"{_name}.default")(_rounding(_name))
 for _name in _COMPARISONS:
-    pointwise(*_overloads(_name), promote="to_bool")(_comparison(_name))
+    register_pointwise(*_overloads(_name), promote="to_bool")(_comparison(_name))
 for _name in _EXTREMES:
-    pointwise(f"{_name}.default")(of_pair(_name))
+    register_pointwise(f"{_name}.default")(of_pair(_name))
 for _name, _of_booleans in _BITWISE.items():
-    pointwise(*_overloads(_name))(_bitwise(_name, _of_booleans))
+    register_pointwise(*_overloads(_name))(_bitwise(_name, _of_booleans))
 for _name, _op in _LOGIC.items():
-    pointwise(*_overloads(_name), promote="to_bool")(_logic(_op))
+    register_pointwise(*_overloads(_name), promote="to_bool")(_logic(_op))
 
 
-@pointwise("abs.default", promote="complex_to_float")
+@register_pointwise("abs.default", promote="complex_to_float")
 def absolute(x: Value) -> Value:
     return x if x.dtype == torch.bool else x.unary("abs")
 
 
-@pointwise("neg.default")
+@register_pointwise("neg.default")
 def neg(x: Value) -> Value:
     return -x
 
 
-@pointwise("bitwise_not.default")
+@register_pointwise("bitwise_not.default")
 def bitwise_not(x: Value) -> Value:
     return ~x if x.dtype == torch.bool else x.unary("bitwise_not")
 
 
-@pointwise("logical_not.default", promote="to_bool")
+@register_pointwise("logical_not.default", promote="to_bool")
 def logical_not(x: Value) -> Value:
     return ~x.cast(torch.bool)
 
 
-@pointwise("sign.default")
+@register_pointwise("sign.default")
 def sign(x: Value) -> Value:
     """0 for NaN, as in torch."""
     if x.dtype == torch.bool:
@@ -168,13 +173,13 @@ def sign(x: Value) -> Value:
     return (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
 
 
-@pointwise("isnan.default", promote="to_bool")
+@register_pointwise("isnan.default", promote="to_bool")
 def isnan(x: Value) -> Value:
     x = _float(x)
     return x.differs(x)
 
 
-@pointwise("isinf.default", promote="to_bool")
+@register_pointwise("isinf.default", promote="to_bool")
 def isinf(x: Value) -> Value:
     x = _float(x)
     infinity = float("inf")
@@ -186,18 +191,18 @@ def _float(x: Value) -> Value:
     return x if x.dtype == torch.float64 else x.cast(torch.float32)
 
 
-@lowers("where.self", context=True)
+@register_lowering("where.self", context=True)
 def where(call: Call, condition: Value, x: Value, y: Value) -> Value:
-    kind = computing(call.dtype)
+    kind = compute_dtype(call.dtype)
     return condition.cast(torch.bool).where(x.cast(kind), y.cast(kind))
 
 
-@pointwise("fmax.default")
+@register_pointwise("fmax.default")
 def fmax(x: Value, y: Value) -> Value:
     return _unless_nan(x, y, "maximum")
 
 
-@pointwise("fmin.default")
+@register_pointwise("fmin.default")
 def fmin(x: Value, y: Value) -> Value:
     return _unless_nan(x, y, "minimum")
 
@@ -210,12 +215,12 @@ def _unless_nan(x: Value, y: Value, op: str) -> Value:
     return x.differs(x).where(y, y.differs(y).where(x, chosen))
 
 
-@pointwise("atan2.default", promote="int_to_float")
+@register_pointwise("atan2.default", promote="int_to_float")
 def atan2(x: Value, y: Value) -> Value:
     return x.binary("atan2", y)
 
 
-@pointwise("copysign.Tensor", "copysign.Scalar", promote="int_to_float")
+@register_pointwise("copysign.Tensor", "copysign.Scalar", promote="int_to_float")
 def copysign(x: Value, sign: Value | Number) -> Value:
     size = x.unary("abs")
     if isinstance(sign, Value):
@@ -223,27 +228,27 @@ def copysign(x: Value, sign: Value | Number) -> Value:
     return -size if math.copysign(1, sign) < 0 else size
 
 
-@pointwise("signbit.default", promote="to_bool")
+@register_pointwise("signbit.default", promote="to_bool")
 def signbit(x: Value) -> Value:
     if x.is_floating_point:
-        return x.cast(computing(x.dtype)).unary("signbit", torch.bool)
+        return x.cast(compute_dtype(x.dtype)).unary("signbit", torch.bool)
     return x < 0 if x.dtype != torch.bool else x & ~x
 
 
-@lowers("nextafter.default")
+@register_lowering("nextafter.default")
 def nextafter(x: Value, y: Value) -> Value:
-    if computing(x.dtype) != x.dtype:
+    if compute_dtype(x.dtype) != x.dtype:
         raise Unsupported("the neighbour of a half is none in float32")
     return x.binary("nextafter", y)
 
 
-@pointwise("clamp.default")
+@register_pointwise("clamp.default")
 def clamp(x: Value, min: Number | None = None, max: Number | None = None) -> Value:
     """`minimum(maximum(x, min), max)`: the upper bound wins where they cross; NaN stays."""
     return _clamp(x, min, max)
 
 
-@pointwise("clamp.Tensor")
+@register_pointwise("clamp.Tensor")
 def clamp_tensor(x: Value, min: Value | None = None, max: Value | None = None) -> Value:
     return _clamp(x, min, max)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.nvfuser.dtypes import NAMES, computing
-from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
+from dynamo_backends.nvfuser.dtypes import NAMES, compute_dtype
+from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, register_lowering
 from dynamo_backends.nvfuser.recorder import Number, Value
 
 Dims = int | Sequence[int] | None
@@ -18,7 +18,7 @@ Dims = int | Sequence[int] | None
 
 def widen(x: Value) -> Value:
     """Returns the halves as float32, everything else as it is."""
-    return x.cast(computing(x.dtype))
+    return x.cast(compute_dtype(x.dtype))
 
 
 def _summand(call: Call, x: Value, dtype: torch.dtype | None) -> Value:
@@ -27,8 +27,8 @@ def _summand(call: Call, x: Value, dtype: torch.dtype | None) -> Value:
         raise Unsupported(f"nvFuser does not compute with {dtype}")
     if x.is_floating_point:
         wider = dtype if dtype is not None and dtype.itemsize > x.dtype.itemsize else x.dtype
-        return x.cast(computing(wider))
-    return x.cast(computing(call.dtype) if call.dtype.is_floating_point else torch.int64)
+        return x.cast(compute_dtype(wider))
+    return x.cast(compute_dtype(call.dtype) if call.dtype.is_floating_point else torch.int64)
 
 
 def _reduction(reduce: Callable[[Value, Any, bool], Value]) -> Callable[..., Value]:
@@ -45,23 +45,23 @@ def _reduction(reduce: Callable[[Value, Any, bool], Value]) -> Callable[..., Val
     return lowering
 
 
-lowers("sum.default", "sum.dim_IntList", context=True)(_reduction(Value.sum))
-lowers("mean.default", "mean.dim", context=True)(_reduction(Value.mean))
-lowers("prod.default", "prod.dim_int", context=True)(
+register_lowering("sum.default", "sum.dim_IntList", context=True)(_reduction(Value.sum))
+register_lowering("mean.default", "mean.dim", context=True)(_reduction(Value.mean))
+register_lowering("prod.default", "prod.dim_int", context=True)(
     _reduction(lambda x, dims, keepdim: x.reduce("prod", dims, keepdim))
 )
 
 
 def _extreme(op: str) -> Callable[..., Value]:
     def lowering(x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
-        kind = torch.int32 if x.dtype == torch.bool else computing(x.dtype)
+        kind = torch.int32 if x.dtype == torch.bool else compute_dtype(x.dtype)
         return x.cast(kind).reduce(op, x.dims(dim), keepdim)
 
     return lowering
 
 
-lowers("amax.default", "max.default")(_extreme("max"))
-lowers("amin.default", "min.default")(_extreme("min"))
+register_lowering("amax.default", "max.default")(_extreme("max"))
+register_lowering("amin.default", "min.default")(_extreme("min"))
 
 
 def _dims_or_none(x: Value, dim: Dims) -> tuple[int, ...]:
@@ -70,7 +70,7 @@ def _dims_or_none(x: Value, dim: Dims) -> tuple[int, ...]:
     return () if none else x.dims(dim)
 
 
-@lowers("any.default", "any.dim", "any.dims")
+@register_lowering("any.default", "any.dim", "any.dims")
 def any_(x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
     truths = x.cast(torch.bool).cast(torch.int32)
     return truths.reduce("max", _dims_or_none(x, dim), keepdim).cast(torch.bool)
@@ -93,21 +93,21 @@ def variance(
     return x.recorder.var_mean(widen(x), dims, int(correction), keepdim)
 
 
-@lowers("var.correction")
+@register_lowering("var.correction")
 def var(
     x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Value:
     return variance(x, x.dims(dim), correction, keepdim)[0]
 
 
-@lowers("var_mean.correction")
+@register_lowering("var_mean.correction")
 def var_mean(
     x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     return variance(x, x.dims(dim), correction, keepdim)
 
 
-@lowers("linalg_vector_norm.default")
+@register_lowering("linalg_vector_norm.default")
 def vector_norm(
     x: Value,
     ord: float = 2,
@@ -145,38 +145,38 @@ def _product(x: Value, y: Value, shape: tuple[int, ...]) -> Value:
     return x.recorder.tensor("matmul", (x, y), shape, x.dtype)
 
 
-@lowers("mm.default")
+@register_lowering("mm.default")
 def mm(x: Value, y: Value) -> Value:
     return _product(x, y, (x.shape[0], y.shape[1]))
 
 
-@lowers("bmm.default")
+@register_lowering("bmm.default")
 def bmm(x: Value, y: Value) -> Value:
     return _product(x, y, (*x.shape[:2], y.shape[2]))
 
 
-@lowers("addbmm.default")
+@register_lowering("addbmm.default")
 def addbmm(bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
     products = bmm(x, y)
-    return _added(bias, products.cast(computing(products.dtype)).sum((0,)), beta, alpha)
+    return _added(bias, products.cast(compute_dtype(products.dtype)).sum((0,)), beta, alpha)
 
 
-@lowers("addmv.default")
+@register_lowering("addmv.default")
 def addmv(bias: Value, x: Value, vector: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
     return _added(bias, mv(x, vector), beta, alpha)
 
 
-@lowers("mv.default")
+@register_lowering("mv.default")
 def mv(x: Value, vector: Value) -> Value:
     return _product(x, vector, x.shape[:1])
 
 
-@lowers("dot.default")
+@register_lowering("dot.default")
 def dot(x: Value, y: Value) -> Value:
     return _product(x, y, ())
 
 
-@lowers("addmm.default")
+@register_lowering("addmm.default")
 def addmm(bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
     shape = (x.shape[0], y.shape[1])
     if bias.shape == shape[1:] and beta == 1 and alpha == 1 and x.is_floating_point:
@@ -187,7 +187,7 @@ def addmm(bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 
 
 
 def _added(bias: Value, product: Value, beta: Number, alpha: Number) -> Value:
-    kind = computing(product.dtype)
+    kind = compute_dtype(product.dtype)
     product = product.cast(kind)
     if alpha != 1:
         product = product * alpha

@@ -35,8 +35,8 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
-class Row:
-    """The lowering of one overload.
+class LoweringRule:
+    """How one ATen overload is lowered: its function and its type promotion.
 
     Attributes:
         fn: The function.
@@ -76,10 +76,10 @@ class Call:
         return kind
 
 
-TABLE: dict[str, Row] = {}
+TABLE: dict[str, LoweringRule] = {}
 
 
-def lowers(*names: str, context: bool = False) -> Callable[[Callable[..., Any]], Any]:
+def register_lowering(*names: str, context: bool = False) -> Callable[[Callable[..., Any]], Any]:
     """Registers a function that gets its arguments as they are.
 
     Args:
@@ -93,7 +93,7 @@ def lowers(*names: str, context: bool = False) -> Callable[[Callable[..., Any]],
     return _registered(names, None, None, context)
 
 
-def pointwise(
+def register_pointwise(
     *names: str,
     promote: Promotion = "default",
     operands: int | None = None,
@@ -102,7 +102,7 @@ def pointwise(
     """Registers a function of elements, whose operands are broadcast.
 
     Args:
-        names: As for `lowers`.
+        names: As for `register_lowering`.
         promote: torch's rule of type promotion for it.
         operands: Number of leading arguments in it; None: all positional ones.
         context: Its first parameter is the `Call`.
@@ -120,13 +120,13 @@ def _registered(
         for name in names:
             if f"aten.{name}" in TABLE:
                 raise ValueError(f"{name} already has a lowering")
-            TABLE[f"aten.{name}"] = Row(fn, promotion, operands, context)
+            TABLE[f"aten.{name}"] = LoweringRule(fn, promotion, operands, context)
         return fn
 
     return register
 
 
-def lookup(op: Any) -> Row | None:
+def lookup(op: Any) -> LoweringRule | None:
     """Returns the row of an overload, or None."""
     return TABLE.get(str(op))
 
@@ -184,7 +184,7 @@ def lower_call(node: fx.Node, values: Mapping[fx.Node, Any], recorder: Recorder)
     return _conform(row.fn(*prefix, *args, **kwargs), out)
 
 
-def _promote(row: Row, node: fx.Node, args: list[Any]) -> None:
+def _promote(row: LoweringRule, node: fx.Node, args: list[Any]) -> None:
     """Converts the operands to the type in which torch computes, in place."""
     fakes = fx.map_arg(node.args, lambda n: n.meta["val"])
     count = len(args) if row.operands is None else row.operands
@@ -195,7 +195,7 @@ def _promote(row: Row, node: fx.Node, args: list[Any]) -> None:
             args[i] = args[i].cast(kind)
 
 
-def computation_dtype(row: Row, operands: Sequence[Any]) -> torch.dtype:
+def computation_dtype(row: LoweringRule, operands: Sequence[Any]) -> torch.dtype:
     """Returns the type in which torch computes a function of elements.
 
     Args:

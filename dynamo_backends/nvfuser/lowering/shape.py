@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dynamo_backends.nvfuser.dtypes import NAMES
-from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, lowers
+from dynamo_backends.nvfuser.lowering.registry import Call, Unsupported, register_lowering
 from dynamo_backends.nvfuser.recorder import Number, Value
 
 
@@ -14,73 +14,73 @@ def _full(call: Call, number: Number) -> Value:
     return call.recorder.full(call.shape, number, call.dtype)
 
 
-@lowers("full.default", context=True)
+@register_lowering("full.default", context=True)
 def full(call: Call, size: Sequence[int], fill_value: Number, **_: Any) -> Value:
     return _full(call, fill_value)
 
 
-@lowers("scalar_tensor.default", context=True)
+@register_lowering("scalar_tensor.default", context=True)
 def scalar_tensor(call: Call, s: Number, **_: Any) -> Value:
     return _full(call, s)
 
 
-@lowers("full_like.default", context=True)
+@register_lowering("full_like.default", context=True)
 def full_like(call: Call, x: Value, fill_value: Number, **_: Any) -> Value:
     return _full(call, fill_value)
 
 
-@lowers("arange.start_step", context=True)
+@register_lowering("arange.start_step", context=True)
 def arange(call: Call, start: Number, end: Number, step: Number = 1, **_: Any) -> Value:
     if not all(isinstance(x, int) for x in (start, end, step)):
         raise Unsupported("sequences of floating-point numbers are left to eager")
     return call.recorder.iota(call.shape[0], start, step)
 
 
-def same(x: Value, **_: Any) -> Value:
+def identity(x: Value, **_: Any) -> Value:
     return x
 
 
-lowers("alias.default", "clone.default", "lift_fresh_copy.default")(same)
+register_lowering("alias.default", "clone.default", "lift_fresh_copy.default")(identity)
 
 
-@lowers("_to_copy.default", context=True)
+@register_lowering("_to_copy.default", context=True)
 def to_copy(call: Call, x: Value, *, dtype: torch.dtype | None = None, **_: Any) -> Value:
     if dtype is not None and dtype not in NAMES:
         raise Unsupported(f"nvFuser does not compute with {dtype}")
     return x
 
 
-@lowers("view.default", "view_copy.default", context=True)
+@register_lowering("view.default", "view_copy.default", context=True)
 def view(call: Call, x: Value, size: Sequence[int]) -> Value:
     return x.reshape(call.shape)
 
 
-@lowers("permute.default", "permute_copy.default")
+@register_lowering("permute.default", "permute_copy.default")
 def permute(x: Value, dims: Sequence[int]) -> Value:
     return x.permute([d % x.ndim for d in dims])
 
 
-@lowers("unsqueeze.default")
+@register_lowering("unsqueeze.default")
 def unsqueeze(x: Value, dim: int) -> Value:
     return x.unsqueeze([dim % (x.ndim + 1)])
 
 
-@lowers("squeeze.dims")
+@register_lowering("squeeze.dims")
 def squeeze(x: Value, dim: Sequence[int]) -> Value:
     return x.squeeze([d for d in x.dims(dim) if x.shape[d] == 1] if dim else [])
 
 
-@lowers("expand.default", context=True)
+@register_lowering("expand.default", context=True)
 def expand(call: Call, x: Value, size: Sequence[int], *, implicit: bool = False) -> Value:
     return x.expand(call.shape)
 
 
-@lowers("copy.default", context=True)
+@register_lowering("copy.default", context=True)
 def copy(call: Call, x: Value, source: Value, non_blocking: bool = False) -> Value:
     return source.cast(x.dtype).expand(call.shape)
 
 
-@lowers("repeat.default", context=True)
+@register_lowering("repeat.default", context=True)
 def repeat(call: Call, x: Value, repeats: Sequence[int]) -> Value:
     """Repeats along dimensions: each becomes one of repetitions and one of elements first."""
     x = x.leading(len(repeats))
@@ -93,7 +93,7 @@ def repeat(call: Call, x: Value, repeats: Sequence[int]) -> Value:
     return apart.expand(sizes).reshape(call.shape)
 
 
-@lowers("slice.Tensor")
+@register_lowering("slice.Tensor")
 def slice_(
     x: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
@@ -104,13 +104,13 @@ def slice_(
     return x.slice(dim, first, last)
 
 
-@lowers("select.int")
+@register_lowering("select.int")
 def select(x: Value, dim: int, index: int) -> Value:
     dim, index = dim % x.ndim, index % x.shape[dim]
     return x.slice(dim, index, index + 1).squeeze([dim])
 
 
-@lowers("split_with_sizes.default", context=True)
+@register_lowering("split_with_sizes.default", context=True)
 def split_with_sizes(
     call: Call, x: Value, split_sizes: Sequence[int], dim: int = 0
 ) -> tuple[Value, ...]:
@@ -121,7 +121,7 @@ def split_with_sizes(
     return tuple(x.slice(dim, e - n, e) for e, n in zip(ends, split_sizes, strict=True))
 
 
-@lowers("cat.default", context=True)
+@register_lowering("cat.default", context=True)
 def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
     dim %= len(call.shape)
     if any(x.ndim != len(call.shape) for x in tensors):
@@ -129,7 +129,7 @@ def cat(call: Call, tensors: Sequence[Value], dim: int = 0) -> Value:
     return call.recorder.concatenate([x.cast(call.dtype) for x in tensors], dim)
 
 
-@lowers("constant_pad_nd.default")
+@register_lowering("constant_pad_nd.default")
 def constant_pad(x: Value, pad: Sequence[int], value: Number = 0) -> Value:
     if any(width < 0 for width in pad):
         raise Unsupported("nvFuser does not pad by negative widths")

@@ -16,7 +16,7 @@ from dynamo_backends.interface.errors import PackageError, SaveError
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.package import calls as graphs
-from dynamo_backends.package.linking import without_calls
+from dynamo_backends.package.linking import make_signature_graph
 from dynamo_backends.package.portable import module_of
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.structure import decoded
@@ -26,7 +26,7 @@ _WITH_THEIR_OWN = ("inductor", "autotune")
 
 
 def inner_of(name: str) -> Backend | None:
-    """Returns the backend of that name; None: the graph runs call by call.
+    """Looks up the backend of a saved step; None: the graph runs call by call.
 
     Raises:
         SaveError: Its steps have more than a graph.
@@ -108,7 +108,7 @@ class Described:
             tuple(name for name, _ in step["numbers"]), step["batch"]["template"],
             step["batch"]["tensors"], step["results"],
             {"model": step["models"], "optimizer": step["optimizers"]}, step["answers"],
-            tuple(map(graphs.run_of, step["draws"])),
+            tuple(map(graphs.deserialize_callable, step["draws"])),
             *graphs.checks_from_dict(step["checks"]),
         )  # fmt: skip
         made._check_counts()
@@ -164,7 +164,7 @@ class Described:
         """Returns a graph with inputs and outputs alone."""
         made = [spec.empty() for spec in self.values]
         count = len(self.inputs)
-        return without_calls(self.inputs, made[:count], made[count:], "step")
+        return make_signature_graph(self.inputs, made[:count], made[count:], "step")
 
     def whole(self) -> Graph:
         """Returns the whole graph of the step.
@@ -199,7 +199,7 @@ class Described:
     @functools.cached_property
     def _terms(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
         assert self.answers is not None
-        return graphs.run_of(self.answers["calls"])
+        return graphs.deserialize_callable(self.answers["calls"])
 
     def check(self, numbers: Sequence[float]) -> None:
         """Checks that the step computes with these numbers what the function would.

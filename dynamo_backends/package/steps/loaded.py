@@ -13,10 +13,10 @@ from dynamo_backends.aot.step.program.record_program import TRACING, SentNumbers
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.package.machine import facts
+from dynamo_backends.package.machine import package_summary
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.steps.described import Described
-from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, Found, decoded, matched
+from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, Found, decoded, match_leaves
 from dynamo_backends.runtime.position_checks import OutsideInputs
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class LoadedStep:
     ) -> tuple[list[Tensor], list[float]]:
         described = self._described
         try:
-            found = list(matched(described.batch, (args, dict(kwargs)), "arguments"))
+            found = list(match_leaves(described.batch, (args, dict(kwargs)), "arguments"))
             tensors = [_laid_out(found_, described.batch_specs) for found_ in _of(TENSOR, found)]
             floats = [_float(*found_) for found_ in _of(NUMBER, found)]
         except PackageError as error:
@@ -181,7 +181,7 @@ class LoadedStep:
             nodes = known[key]
             several = [value] if len(nodes) == 1 else value
             for node, each in zip(nodes, several, strict=True):
-                found += matched(node, each, key)
+                found += match_leaves(node, each, key)
         self._take(found)
 
     def explain(self) -> "Explanation":
@@ -200,7 +200,7 @@ class LoadedStep:
     def __repr__(self) -> str:
         """Returns what `print` shows of the step."""
         described = self._described
-        about = facts(self.backend, self._tensors, self.machine)
+        about = package_summary(self.backend, self._tensors, self.machine)
         return f"LoadedStep({described.name}({described.calls}), {about})"
 
     def _filled(self, node: Mapping[str, Any]) -> Any:
@@ -236,7 +236,7 @@ class _Group(MutableMapping[str, Any]):
     def __setitem__(self, key: str, value: Any) -> None:
         if key not in self._nodes:
             raise PackageError(f"{self._name} has no {key!r}, only {', '.join(self._nodes)}")
-        self._step._take(list(matched(self._nodes[key], value, f"{self._name}[{key!r}]")))
+        self._step._take(list(match_leaves(self._nodes[key], value, f"{self._name}[{key!r}]")))
 
     def __delitem__(self, key: str) -> None:
         raise PackageError(f"{self._name} of a saved step keeps its entries")

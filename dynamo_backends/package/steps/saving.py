@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import make_fx
 from dynamo_backends.aot.step.program.backends import parts_of_step
-from dynamo_backends.aot.step.program.scalars import CONVERSIONS, Answer, Term
+from dynamo_backends.aot.step.program.scalars import CONVERSIONS, ScalarGuard, Term
 from dynamo_backends.aot.step.saving import Result, Snapshot
 from dynamo_backends.aot.step.state.arguments import is_simple
 from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
@@ -155,7 +155,7 @@ def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
     return {"calls": text, "checks": checks}
 
 
-def _terms(answers: Sequence[Answer], numbers: Tensor) -> list[Tensor]:
+def _terms(answers: Sequence[ScalarGuard], numbers: Tensor) -> list[Tensor]:
     known: dict[Term, Any] = {}
     return [answer.term.evaluate(numbers, known) for answer in answers]
 

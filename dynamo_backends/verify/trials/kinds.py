@@ -75,7 +75,7 @@ _PRODUCTS: Mapping[str, Mapping[str, Collection[int]]] = {
 
 
 def kind_of(node: fx.Node) -> str:
-    """What a verdict depends on: operator, arguments, and which results are used (see above).
+    """Returns the key of a call's verdict: operator, arguments and used results.
 
     Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
     and large enough for vectors.

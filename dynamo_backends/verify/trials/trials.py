@@ -40,8 +40,8 @@ _SIZES = (4096, 1024, 256, 64, 16)
 _ROWS = 2  # 1 is special to some operators
 
 
-def alone(node: fx.Node) -> Graph:
-    """A graph of one call and its results that are used."""
+def single_call_graph(node: fx.Node) -> Graph:
+    """Extracts one call and its used results into a graph of its own."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for source in node.all_input_nodes:
@@ -84,7 +84,7 @@ def elements(node: fx.Node) -> int:
 
 
 def smaller(node: fx.Node) -> fx.Node:
-    """The same call on fewer elements, in a graph of its own.
+    """Shrinks a call to fewer elements, in a new graph, if it is large.
 
     An operator's meaning does not depend on how much it is given, but a vendor may give it another
     one, and finding that out should not take as long as a network.
@@ -230,8 +230,8 @@ def without_lost_means(node: fx.Node, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def decomposing(compile_graph: Compile, rules: Callable[[], Rules]) -> Compile:
-    """Compiles a graph of one call, and of its results, with that call decomposed.
+def make_decomposing_compile(compile_graph: Compile, rules: Callable[[], Rules]) -> Compile:
+    """Wraps a compiler so that it decomposes the graph's call first.
 
     Args:
         compile_graph: Compiles what the call becomes.
@@ -249,7 +249,7 @@ def spared_samples(node: fx.Node, spare: Spare) -> Iterator[list[Any]]:
     return ([spare(node, x) for x in args] for args in samples(node))
 
 
-def attempt(
+def try_call(
     node: fx.Node,
     make: Callable[[Graph], Run],
     vendor: str,
@@ -257,7 +257,7 @@ def attempt(
     spare: Spare = lambda node, tensor: tensor,
     given: Iterable[list[Any]] | None = None,
 ) -> str | None:
-    """What is wrong with a call compiled alone, and run on samples; None if nothing is.
+    """Compiles a call alone, runs it on samples; returns what is wrong, or None.
 
     Args:
         node: The call (see `smaller`); if it is too large even so, it is compiled only.
@@ -267,7 +267,7 @@ def attempt(
         spare: Takes what is accepted as a difference out of an input.
         given: What it is run on instead of samples, however large it is.
     """
-    graph = alone(node)
+    graph = single_call_graph(node)
     if not graph.outputs:
         return "it has no result that is a tensor"
     try:
@@ -297,7 +297,7 @@ def why_wrong(
     """Runs a compiled call on all samples; what is wrong, in words, or None if nothing is.
 
     Args:
-        graph: From `alone`.
+        graph: From `single_call_graph`.
         run: The compiled call.
         given: Inputs, one list for each run (see `samples`).
         vendor: Whose name appears in what is said.

@@ -14,7 +14,7 @@ from torch import fx
 
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.pointwise import expm1, flush, is_integral
-from dynamo_backends.xla.lowering.registry import Promotion, pointwise
+from dynamo_backends.xla.lowering.registry import Promotion, register_pointwise
 
 
 def _true_divide(x: Array, y: Array) -> Array:
@@ -40,7 +40,7 @@ def _integer_divisor(node: fx.Node) -> str | None:
     return "torch raises where an integer divisor is zero, XLA cannot"
 
 
-@pointwise("div.Tensor", "div.Scalar", promote=Promotion.INT_TO_FLOAT)
+@register_pointwise("div.Tensor", "div.Scalar", promote=Promotion.INT_TO_FLOAT)
 def div(x: Array, y: Array) -> Array:
     return _true_divide(x, y)
 
@@ -49,7 +49,7 @@ def _integer_divisor_unless_true(node: fx.Node) -> str | None:
     return _integer_divisor(node) if node.kwargs.get("rounding_mode") else None
 
 
-@pointwise("div.Tensor_mode", "div.Scalar_mode", when=_integer_divisor_unless_true)
+@register_pointwise("div.Tensor_mode", "div.Scalar_mode", when=_integer_divisor_unless_true)
 def div_mode(ctx: Context, x: Array, y: Array, *, rounding_mode: str | None) -> Array:
     if rounding_mode is None:
         if is_integral(x):
@@ -60,7 +60,7 @@ def div_mode(ctx: Context, x: Array, y: Array, *, rounding_mode: str | None) -> 
     return lax.div(*jnp.broadcast_arrays(x, y)) if is_integral(x) else jnp.trunc(_true_divide(x, y))
 
 
-@pointwise("floor_divide.default", "floor_divide.Scalar", when=_integer_divisor)
+@register_pointwise("floor_divide.default", "floor_divide.Scalar", when=_integer_divisor)
 def floor_divide(x: Array, y: Array) -> Array:
     """Python's floor division, through the exact remainder (`c10::div_floor_floating`)."""
     if is_integral(x):
@@ -75,7 +75,7 @@ def floor_divide(x: Array, y: Array) -> Array:
     return jnp.where(y == 0, ratio, floored)
 
 
-@pointwise(
+@register_pointwise(
     "remainder.Tensor",
     "remainder.Scalar",
     "remainder.Scalar_Tensor",
@@ -85,12 +85,12 @@ def remainder(x: Array, y: Array) -> Array:
     return jnp.remainder(x, y)
 
 
-@pointwise("fmod.Tensor", "fmod.Scalar", when=_integer_divisor)
+@register_pointwise("fmod.Tensor", "fmod.Scalar", when=_integer_divisor)
 def fmod(x: Array, y: Array) -> Array:
     return lax.rem(*jnp.broadcast_arrays(x, y))
 
 
-@pointwise("round.decimals")
+@register_pointwise("round.decimals")
 def round_decimals(x: Array, *, decimals: int) -> Array:
     if decimals == 0 or is_integral(x):
         return x if is_integral(x) else jnp.round(x)
@@ -121,7 +121,7 @@ def _negative_power(node: fx.Node) -> str | None:
     return None
 
 
-@pointwise("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar", when=_negative_power)
+@register_pointwise("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar", when=_negative_power)
 def power(ctx: Context, x: Array, exponent: Array) -> Array:
     if is_integral(x):
         return _integer_power(x, exponent)
@@ -161,8 +161,8 @@ def _broadcast(x: Array, y: Array) -> list[Array]:
     return jnp.broadcast_arrays(x, y)
 
 
-@pointwise(*(f"bitwise_left_shift.{o}" for o in _SHIFT_OVERLOADS))
-@pointwise("__lshift__.Tensor", "__lshift__.Scalar")
+@register_pointwise(*(f"bitwise_left_shift.{o}" for o in _SHIFT_OVERLOADS))
+@register_pointwise("__lshift__.Tensor", "__lshift__.Scalar")
 def left_shift(x: Array, y: Array) -> Array:
     """Shifts by a negative amount or by the width and more give 0, in torch and in XLA."""
     if not is_integral(x):
@@ -170,8 +170,8 @@ def left_shift(x: Array, y: Array) -> Array:
     return lax.shift_left(*_broadcast(x, y))
 
 
-@pointwise(*(f"bitwise_right_shift.{o}" for o in _SHIFT_OVERLOADS))
-@pointwise("__rshift__.Tensor", "__rshift__.Scalar")
+@register_pointwise(*(f"bitwise_right_shift.{o}" for o in _SHIFT_OVERLOADS))
+@register_pointwise("__rshift__.Tensor", "__rshift__.Scalar")
 def right_shift(x: Array, y: Array) -> Array:
     """Shifts by a negative amount or by the width and more leave only the sign."""
     if not is_integral(x):
@@ -182,7 +182,7 @@ def right_shift(x: Array, y: Array) -> Array:
 
 
 # Dynamo makes it of `addcmul_` and the like with a number in a tensor; torch knows it only then.
-@pointwise("prims::fma.default")
+@register_pointwise("prims::fma.default")
 def fma(x: Array, y: Array, z: Array) -> Array:
     if x.dtype == jnp.float32:  # float64 holds the product of two float32 exactly
         x, y, z = (a.astype(jnp.float64) for a in (x, y, z))
@@ -193,48 +193,48 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 _GELU_CUBIC = 0.044715
 
 
-@pointwise("relu.default")
+@register_pointwise("relu.default")
 def relu(x: Array) -> Array:
     return jnp.maximum(x, 0)
 
 
-@pointwise("silu.default")
+@register_pointwise("silu.default")
 def silu(x: Array) -> Array:
     return x / (1 + jnp.exp(-x))  # as eager; logistic(x) is 0 where x times it is no denormal yet
 
 
-@pointwise("hardtanh.default", operands=slice(0, 1))
+@register_pointwise("hardtanh.default", operands=slice(0, 1))
 def hardtanh(x: Array, min_val: float = -1, max_val: float = 1) -> Array:
     return jnp.minimum(jnp.maximum(x, min_val), max_val)
 
 
-@pointwise("hardsigmoid.default")
+@register_pointwise("hardsigmoid.default")
 def hardsigmoid(x: Array) -> Array:
     return jnp.minimum(jnp.maximum(x + 3, 0), 6) / 6
 
 
-@pointwise("hardswish.default")
+@register_pointwise("hardswish.default")
 def hardswish(x: Array) -> Array:
     return x * jnp.minimum(jnp.maximum(x + 3, 0), 6) / 6
 
 
-@pointwise("leaky_relu.default", operands=slice(0, 1))
+@register_pointwise("leaky_relu.default", operands=slice(0, 1))
 def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
     return jnp.where(x > 0, x, x * negative_slope)
 
 
-@pointwise("elu.default", operands=slice(0, 1))
+@register_pointwise("elu.default", operands=slice(0, 1))
 def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Array:
     return jnp.where(x > 0, x * scale, expm1(x * input_scale) * (alpha * scale))
 
 
-@pointwise("softplus.default", operands=slice(0, 1))
+@register_pointwise("softplus.default", operands=slice(0, 1))
 def softplus(x: Array, beta: float = 1, threshold: float = 20) -> Array:
     scaled = x * beta
     return jnp.where(scaled > threshold, x, jnp.log1p(jnp.exp(scaled)) / beta)
 
 
-@pointwise("gelu.default")
+@register_pointwise("gelu.default")
 def gelu(x: Array, *, approximate: str = "none") -> Array:
     if approximate == "tanh":
         inner = _SQRT_2_OVER_PI * (x + _GELU_CUBIC * x * x * x)
@@ -242,7 +242,7 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
     return 0.5 * x * (1 + lax.erf(x * math.sqrt(0.5)))
 
 
-@pointwise("gelu_backward.default")
+@register_pointwise("gelu_backward.default")
 def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
     if approximate == "tanh":
         tanh = jnp.tanh(_SQRT_2_OVER_PI * (x + _GELU_CUBIC * x * x * x))
@@ -253,53 +253,53 @@ def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
     return grad * (cdf + x * pdf)
 
 
-@pointwise("sigmoid_backward.default")
+@register_pointwise("sigmoid_backward.default")
 def sigmoid_backward(grad: Array, output: Array) -> Array:
     return grad * jnp.conj(output * (1 - output))
 
 
-@pointwise("tanh_backward.default")
+@register_pointwise("tanh_backward.default")
 def tanh_backward(grad: Array, output: Array) -> Array:
     return grad * jnp.conj(1 - output * output)
 
 
-@pointwise("silu_backward.default")
+@register_pointwise("silu_backward.default")
 def silu_backward(grad: Array, x: Array) -> Array:
     sigmoid = lax.logistic(x)
     return grad * sigmoid * (1 + x * (1 - sigmoid))
 
 
-@pointwise("threshold_backward.default", operands=slice(0, 2))
+@register_pointwise("threshold_backward.default", operands=slice(0, 2))
 def threshold_backward(grad: Array, x: Array, threshold: float) -> Array:
     return jnp.where(x <= threshold, 0, grad).astype(grad.dtype)
 
 
-@pointwise("hardtanh_backward.default", operands=slice(0, 2))
+@register_pointwise("hardtanh_backward.default", operands=slice(0, 2))
 def hardtanh_backward(grad: Array, x: Array, min_val: float, max_val: float) -> Array:
     return jnp.where((x <= min_val) | (x >= max_val), 0, grad).astype(grad.dtype)
 
 
-@pointwise("leaky_relu_backward.default", operands=slice(0, 2))
+@register_pointwise("leaky_relu_backward.default", operands=slice(0, 2))
 def leaky_relu_backward(
     grad: Array, x: Array, negative_slope: float, self_is_result: bool
 ) -> Array:
     return jnp.where(x > 0, grad, grad * negative_slope)
 
 
-@pointwise("hardshrink_backward.default", operands=slice(0, 2))
+@register_pointwise("hardshrink_backward.default", operands=slice(0, 2))
 def hardshrink_backward(grad: Array, x: Array, lambd: float) -> Array:
     return jnp.where((x >= -lambd) & (x <= lambd), 0, grad).astype(grad.dtype)
 
 
-pointwise("softshrink_backward.default", operands=slice(0, 2))(hardshrink_backward)
+register_pointwise("softshrink_backward.default", operands=slice(0, 2))(hardshrink_backward)
 
 
-@pointwise("_masked_scale.default", operands=slice(0, 2))
+@register_pointwise("_masked_scale.default", operands=slice(0, 2))
 def masked_scale(x: Array, mask: Array, scale: float) -> Array:
     return x * mask * scale
 
 
-@pointwise("rrelu_with_noise_backward.default", operands=slice(0, 3))
+@register_pointwise("rrelu_with_noise_backward.default", operands=slice(0, 3))
 def rrelu_with_noise_backward(
     grad: Array,
     x: Array,
@@ -317,6 +317,6 @@ def rrelu_with_noise_backward(
 _ONE_SIXTH = float(np.float32(1.0) / np.float32(6.0))  # also in float64: eager has it as a float
 
 
-@pointwise("hardsigmoid_backward.default", operands=slice(0, 2))
+@register_pointwise("hardsigmoid_backward.default", operands=slice(0, 2))
 def hardsigmoid_backward(grad: Array, x: Array) -> Array:
     return jnp.where((x > -3) & (x < 3), grad * _ONE_SIXTH, 0)

@@ -14,7 +14,7 @@ from dynamo_backends.graph.calls import argument
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.matmul import contract
-from dynamo_backends.xla.lowering.registry import by_name, lowers
+from dynamo_backends.xla.lowering.registry import by_name, register_lowering
 
 FEW = 16
 """On CPUs, so few queries to a head of keys share the products: XLA would copy the keys twice, once
@@ -208,7 +208,7 @@ def _averages(ctx: Context, scores: jax.Array, value: jax.Array) -> tuple[jax.Ar
     return out / jnp.maximum(total, 1), logsumexp
 
 
-@lowers(
+@register_lowering(
     "_scaled_dot_product_cudnn_attention.default",
     "_scaled_dot_product_efficient_attention.default",
     "_scaled_dot_product_flash_attention.default",
@@ -313,7 +313,7 @@ def _mask_gradient(grad_scores: jax.Array, mask: jax.Array) -> jax.Array:
     return grad_scores.sum(over, keepdims=True).reshape(mask.shape)
 
 
-@lowers(
+@register_lowering(
     "_scaled_dot_product_cudnn_attention_backward.default",
     "_scaled_dot_product_efficient_attention_backward.default",
     "_scaled_dot_product_flash_attention_backward.default",

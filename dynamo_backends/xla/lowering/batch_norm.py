@@ -15,7 +15,7 @@ from torch import fx
 from dynamo_backends.graph.calls import argument
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.reduction import widen
-from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
+from dynamo_backends.xla.lowering.registry import Layout, by_name, register_lowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
 
@@ -117,7 +117,7 @@ def _updates_in_place(node: fx.Node) -> str | None:
     return None
 
 
-@lowers(
+@register_lowering(
     "_batch_norm_no_update.default",
     "_batch_norm_with_update_functional.default",
     "_native_batch_norm_legit.no_stats",
@@ -154,10 +154,14 @@ def batch_norm(
     return out, mean, invstd, *reserve, *running
 
 
-lowers("native_batch_norm.default", layout=Layout.RAW, when=_updates_in_place)(batch_norm)
+register_lowering("native_batch_norm.default", layout=Layout.RAW, when=_updates_in_place)(
+    batch_norm
+)
 
 
-@lowers("native_batch_norm_backward.default", "batch_norm_backward.default", layout=Layout.RAW)
+@register_lowering(
+    "native_batch_norm_backward.default", "batch_norm_backward.default", layout=Layout.RAW
+)
 def native_batch_norm_backward(
     grad_out: Value,
     x: Value,

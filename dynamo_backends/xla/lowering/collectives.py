@@ -10,7 +10,7 @@ from torch import fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends.runtime.ranks import is_shared
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import by_name, lookup, lowers
+from dynamo_backends.xla.lowering.registry import by_name, lookup, register_lowering
 
 AXIS = "processes"
 """What the dimension of the mesh is called that has one device of each process."""
@@ -91,24 +91,24 @@ def _awaited(node: fx.Node) -> str | None:
     return row.when(awaited) if row.when is not None else None
 
 
-@lowers("_c10d_functional::wait_tensor.default", when=_awaited)
+@register_lowering("_c10d_functional::wait_tensor.default", when=_awaited)
 def wait_tensor(x: jax.Array) -> jax.Array:
     return x
 
 
-@lowers("_c10d_functional::all_reduce.default", when=_reducing)
+@register_lowering("_c10d_functional::all_reduce.default", when=_reducing)
 @by_name
 def all_reduce(ctx: Context, input: jax.Array, reduce_op: str) -> jax.Array:
     return _REDUCED[reduce_op](input, AXIS)
 
 
-@lowers("_c10d_functional::all_gather_into_tensor.default", when=_of_group)
+@register_lowering("_c10d_functional::all_gather_into_tensor.default", when=_of_group)
 @by_name
 def all_gather_into_tensor(ctx: Context, input: jax.Array) -> jax.Array:
     return jax.lax.all_gather(input, AXIS).reshape(ctx.out.shape)
 
 
-@lowers("_c10d_functional::reduce_scatter_tensor.default", when=_summing)
+@register_lowering("_c10d_functional::reduce_scatter_tensor.default", when=_summing)
 @by_name
 def reduce_scatter_tensor(
     ctx: Context, input: jax.Array, reduce_op: str, group_size: int
@@ -117,13 +117,13 @@ def reduce_scatter_tensor(
     return total / group_size if reduce_op == "avg" else total
 
 
-@lowers("_c10d_functional::all_to_all_single.default", when=_in_equal_parts)
+@register_lowering("_c10d_functional::all_to_all_single.default", when=_in_equal_parts)
 @by_name
 def all_to_all_single(ctx: Context, input: jax.Array) -> jax.Array:
     return jax.lax.all_to_all(input, AXIS, split_axis=0, concat_axis=0, tiled=True)
 
 
-@lowers("_c10d_functional::broadcast.default", when=_of_group)
+@register_lowering("_c10d_functional::broadcast.default", when=_of_group)
 @by_name
 def broadcast(ctx: Context, input: jax.Array, src: int) -> jax.Array:
     """As a sum of bits: jaxlib has no broadcast through gloo."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array, lax
 
-from dynamo_backends.xla.lowering.registry import Promotion, lowers, pointwise
+from dynamo_backends.xla.lowering.registry import Promotion, register_lowering, register_pointwise
 
 
-@pointwise(
+@register_pointwise(
     "_conj.default",
     "conj_physical.default",
     "_conj_physical.default",
@@ -19,11 +19,11 @@ def conj(x: Array) -> Array:
     return jnp.conj(x) if jnp.iscomplexobj(x) else x
 
 
-pointwise("_neg_view.default", "_neg_view_copy.default")(lambda x: -x)
-pointwise("resolve_conj.default", "resolve_neg.default")(lambda x: x)
+register_pointwise("_neg_view.default", "_neg_view_copy.default")(lambda x: -x)
+register_pointwise("resolve_conj.default", "resolve_neg.default")(lambda x: x)
 
 
-@pointwise("angle.default", promote=Promotion.COMPLEX_TO_FLOAT)
+@register_pointwise("angle.default", promote=Promotion.COMPLEX_TO_FLOAT)
 def angle(x: Array) -> Array:
     """0 or pi for real numbers, NaN for NaN."""
     if jnp.iscomplexobj(x):
@@ -33,26 +33,26 @@ def angle(x: Array) -> Array:
     return jnp.where(jnp.isnan(x), x, jnp.where(x < 0, jnp.pi, 0).astype(x.dtype))
 
 
-lowers("real.default")(lambda x: jnp.real(x))
-lowers("imag.default")(lambda x: jnp.imag(x))
+register_lowering("real.default")(lambda x: jnp.real(x))
+register_lowering("imag.default")(lambda x: jnp.imag(x))
 
 
-@lowers("complex.default")
+@register_lowering("complex.default")
 def complex_(real: Array, imag: Array) -> Array:
     return lax.complex(*jnp.broadcast_arrays(real, imag))
 
 
-@lowers("polar.default")
+@register_lowering("polar.default")
 def polar(abs: Array, angle: Array) -> Array:
     return complex_(abs * jnp.cos(angle), abs * jnp.sin(angle))
 
 
-@lowers("view_as_real.default", "view_as_real_copy.default")
+@register_lowering("view_as_real.default", "view_as_real_copy.default")
 def view_as_real(x: Array) -> Array:
     return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1)
 
 
-@lowers("view_as_complex.default", "view_as_complex_copy.default")
+@register_lowering("view_as_complex.default", "view_as_complex_copy.default")
 def view_as_complex(x: Array) -> Array:
     return lax.complex(x[..., 0], x[..., 1])
 
@@ -77,12 +77,12 @@ def _transform(x: Array, dim: Sequence[int], forward: bool) -> Array:
     return x
 
 
-@lowers("_fft_c2c.default")
+@register_lowering("_fft_c2c.default")
 def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
     return _scaled(_transform(x, dim, forward), _length(x, dim), normalization)
 
 
-@lowers("_fft_r2c.default")
+@register_lowering("_fft_r2c.default")
 def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool) -> Array:
     """The last of `dim` is the one that is halved if `onesided`."""
     first = jnp.fft.rfft if onesided else jnp.fft.fft
@@ -90,7 +90,7 @@ def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool) ->
     return _scaled(out, _length(x, dim), normalization)
 
 
-@lowers("_fft_c2r.default")
+@register_lowering("_fft_c2r.default")
 def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int) -> Array:
     """The last of `dim` holds the non-negative frequencies of a real signal."""
     x = _transform(x, dim[:-1], False)

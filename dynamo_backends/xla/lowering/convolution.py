@@ -12,7 +12,7 @@ from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering import convolution_nhwc as programs
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.convolution_shape import ConvolutionParams
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, register_lowering
 from dynamo_backends.xla.lowering.values import (
     Value,
     batched_channels_last,
@@ -132,7 +132,7 @@ def _programs(
     return _Programs(settings, grid)
 
 
-@lowers("convolution.default", "_convolution.default", layout=Layout.RAW)
+@register_lowering("convolution.default", "_convolution.default", layout=Layout.RAW)
 def convolution(
     ctx: Context,
     input: Value,
@@ -159,7 +159,7 @@ def convolution(
     return unbatched(ctx, input, out.astype(ctx.out_dtype), batched)
 
 
-@lowers("convolution_backward.default", layout=Layout.RAW)
+@register_lowering("convolution_backward.default", layout=Layout.RAW)
 def convolution_backward(
     ctx: Context,
     grad_output: Value,

@@ -10,7 +10,12 @@ from torch import fx
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Promotion, by_name, lowers, pointwise
+from dynamo_backends.xla.lowering.registry import (
+    Promotion,
+    by_name,
+    register_lowering,
+    register_pointwise,
+)
 from dynamo_backends.xla.lowering.values import cast, scalar
 
 
@@ -22,48 +27,50 @@ def _moves_between_devices(node: fx.Node) -> str | None:
     return None if origin == target else f"it copies from {origin} to {target}"
 
 
-@pointwise("_to_copy.default", promote=Promotion.NONE, when=_moves_between_devices)
+@register_pointwise("_to_copy.default", promote=Promotion.NONE, when=_moves_between_devices)
 def to_copy(ctx: Context, self: jax.Array, **kwargs: Any) -> jax.Array:
     return cast(self, ctx.out_dtype)
 
 
-@pointwise("prims::convert_element_type.default", promote=Promotion.NONE)
+@register_pointwise("prims::convert_element_type.default", promote=Promotion.NONE)
 def convert_element_type(ctx: Context, a: jax.Array, dtype: Any) -> jax.Array:
     return cast(a, ctx.out_dtype)
 
 
-@pointwise("prims::device_put.default", promote=Promotion.NONE, when=_moves_between_devices)
+@register_pointwise(
+    "prims::device_put.default", promote=Promotion.NONE, when=_moves_between_devices
+)
 def device_put(a: jax.Array, device: Any, non_blocking: bool = False) -> jax.Array:
     return a
 
 
-@pointwise("copy.default", promote=Promotion.NONE)
+@register_pointwise("copy.default", promote=Promotion.NONE)
 def copy(self: jax.Array, src: jax.Array, non_blocking: bool = False) -> jax.Array:
     return cast(jnp.broadcast_to(src, self.shape), self.dtype)
 
 
-@lowers("full.default", "new_full.default", "prims::full.default")
+@register_lowering("full.default", "new_full.default", "prims::full.default")
 @by_name
 def full(ctx: Context, fill_value: Any) -> jax.Array:
     return jnp.full(ctx.out.shape, scalar(fill_value, ctx.out_dtype))
 
 
-@pointwise("full_like.default", "prims::full_like.default", promote=Promotion.NONE)
+@register_pointwise("full_like.default", "prims::full_like.default", promote=Promotion.NONE)
 def full_like(ctx: Context, self: jax.Array, fill_value: Any, **kwargs: Any) -> jax.Array:
     return jnp.full(self.shape, scalar(fill_value, ctx.out_dtype))
 
 
-@pointwise("fill.Scalar", promote=Promotion.NONE)
+@register_pointwise("fill.Scalar", promote=Promotion.NONE)
 def fill_scalar(self: jax.Array, value: Any) -> jax.Array:
     return jnp.full(self.shape, scalar(value, self.dtype))
 
 
-@pointwise("fill.Tensor", promote=Promotion.NONE)
+@register_pointwise("fill.Tensor", promote=Promotion.NONE)
 def fill_tensor(self: jax.Array, value: jax.Array) -> jax.Array:
     return cast(jnp.broadcast_to(value.reshape((1,) * self.ndim), self.shape), self.dtype)
 
 
-@lowers(
+@register_lowering(
     "zeros.default",
     "empty.memory_format",
     "empty.default",
@@ -80,32 +87,32 @@ def zeros(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
     return jnp.zeros(ctx.out.shape, ctx.out_dtype)
 
 
-@pointwise("zeros_like.default", "empty_like.default", promote=Promotion.NONE)
+@register_pointwise("zeros_like.default", "empty_like.default", promote=Promotion.NONE)
 def zeros_like(ctx: Context, self: jax.Array, **kwargs: Any) -> jax.Array:
     return jnp.zeros(self.shape, ctx.out_dtype)
 
 
-@pointwise("zero.default", promote=Promotion.NONE)
+@register_pointwise("zero.default", promote=Promotion.NONE)
 def zero(self: jax.Array) -> jax.Array:
     return jnp.zeros_like(self)
 
 
-@lowers("ones.default", "new_ones.default")
+@register_lowering("ones.default", "new_ones.default")
 def ones(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
     return jnp.ones(ctx.out.shape, ctx.out_dtype)
 
 
-@pointwise("ones_like.default", promote=Promotion.NONE)
+@register_pointwise("ones_like.default", promote=Promotion.NONE)
 def ones_like(ctx: Context, self: jax.Array, **kwargs: Any) -> jax.Array:
     return jnp.ones(self.shape, ctx.out_dtype)
 
 
-@lowers("scalar_tensor.default", "prims::scalar_tensor.default")
+@register_lowering("scalar_tensor.default", "prims::scalar_tensor.default")
 def scalar_tensor(ctx: Context, s: Any, **kwargs: Any) -> jax.Array:
     return jnp.asarray(scalar(s, ctx.out_dtype))
 
 
-@lowers("arange.default", "arange.start", "arange.start_step", "prims::iota.default")
+@register_lowering("arange.default", "arange.start", "arange.start_step", "prims::iota.default")
 @by_name
 def arange(ctx: Context, start: Any = 0, step: Any = 1) -> jax.Array:
     length, dtype = ctx.out.shape[0], ctx.out_dtype
@@ -121,7 +128,7 @@ def _integer_ends(node: fx.Node) -> str | None:
     return "integers between ends given as tensors depend on how a float product is rounded"
 
 
-@lowers("linspace.default")
+@register_lowering("linspace.default")
 def linspace(ctx: Context, start: Any, end: Any, steps: int, **kwargs: Any) -> jax.Array:
     """Evenly spaced numbers, counted from both ends to the middle as torch's kernel does.
 
@@ -140,7 +147,7 @@ def linspace(ctx: Context, start: Any, end: Any, steps: int, **kwargs: Any) -> j
     return jnp.asarray(values.astype(dtype) if steps != 1 else np.array([first], dtype))
 
 
-@lowers(
+@register_lowering(
     "linspace.Tensor_Tensor",
     "linspace.Tensor_Scalar",
     "linspace.Scalar_Tensor",
@@ -165,27 +172,27 @@ def linspace_between_tensors(
     return jnp.where(places < steps // 2, from_first, from_last)
 
 
-@lowers("eye.default", "eye.m")
+@register_lowering("eye.default", "eye.m")
 def eye(ctx: Context, *args: Any, **kwargs: Any) -> jax.Array:
     rows, columns = ctx.out.shape
     return jnp.eye(rows, columns, dtype=ctx.out_dtype)
 
 
-@lowers("tril.default")
+@register_lowering("tril.default")
 def tril(self: jax.Array, diagonal: int = 0) -> jax.Array:
     return jnp.tril(self, diagonal)
 
 
-@lowers("triu.default")
+@register_lowering("triu.default")
 def triu(self: jax.Array, diagonal: int = 0) -> jax.Array:
     return jnp.triu(self, diagonal)
 
 
-@lowers("tril_indices.default")
+@register_lowering("tril_indices.default")
 def tril_indices(ctx: Context, row: int, col: int, offset: int = 0, **kwargs: Any) -> jax.Array:
     return jnp.stack(jnp.tril_indices(row, offset, col)).reshape(ctx.out.shape)
 
 
-@lowers("triu_indices.default")
+@register_lowering("triu_indices.default")
 def triu_indices(ctx: Context, row: int, col: int, offset: int = 0, **kwargs: Any) -> jax.Array:
     return jnp.stack(jnp.triu_indices(row, offset, col)).reshape(ctx.out.shape)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, register_lowering
 from dynamo_backends.xla.lowering.values import (
     Value,
     channels_last,
@@ -114,7 +114,7 @@ def _sample(
     return total
 
 
-@lowers("grid_sampler_2d.default", "grid_sampler_3d.default", layout=Layout.RAW)
+@register_lowering("grid_sampler_2d.default", "grid_sampler_3d.default", layout=Layout.RAW)
 def grid_sampler(
     ctx: Context,
     input: Value,
@@ -131,7 +131,9 @@ def grid_sampler(
     return wrap_channels_last(ctx, input, out)
 
 
-@lowers("grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default", layout=Layout.RAW)
+@register_lowering(
+    "grid_sampler_2d_backward.default", "grid_sampler_3d_backward.default", layout=Layout.RAW
+)
 def grid_sampler_backward(
     ctx: Context,
     grad_output: Value,

@@ -17,7 +17,7 @@ from torch import fx
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Layout, by_name, lowers
+from dynamo_backends.xla.lowering.registry import Layout, by_name, register_lowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, cast, scalar, to_logical_array
 
 Indices = Sequence[jax.Array | None]
@@ -50,7 +50,7 @@ def _key(indices: Indices) -> tuple[Any, ...]:
     return tuple(slice(None) if i is None else i for i in indices)
 
 
-@lowers("index.Tensor", "_unsafe_index.Tensor", layout=Layout.RAW, when=_reads_by_mask)
+@register_lowering("index.Tensor", "_unsafe_index.Tensor", layout=Layout.RAW, when=_reads_by_mask)
 def index(self: Value, indices: Sequence[Value | None]) -> Value:
     """Lowers aten.index to a gather; indexing pixels of a channels-last image keeps the layout."""
     places = [to_logical_array(i) for i in indices]
@@ -98,7 +98,7 @@ def _put_slice(self: jax.Array, axis: int, index: Any, values: jax.Array) -> jax
     return lax.while_loop(lambda state: state[0], write, (inside, self, values, at))[1]
 
 
-@lowers(
+@register_lowering(
     "index_put.default",
     "_unsafe_index_put.default",
     "_index_put_impl.default",
@@ -128,19 +128,19 @@ def index_put(
     return self.astype(wide).at[_key(indices)].add(values.astype(wide), mode="drop")
 
 
-@lowers("index_select.default", "index_select_copy.default")
+@register_lowering("index_select.default", "index_select_copy.default")
 def index_select(ctx: Context, self: jax.Array, dim: int, index: jax.Array) -> jax.Array:
     flat = self.reshape(self.shape or (1,))
     return jnp.take(flat, index.reshape(-1), axis=dim, mode="clip").reshape(ctx.out.shape)
 
 
-@lowers("embedding.default")
+@register_lowering("embedding.default")
 @by_name
 def embedding(ctx: Context, weight: jax.Array, indices: jax.Array) -> jax.Array:
     return jnp.take(weight, indices, axis=0, mode="clip")
 
 
-@lowers("embedding_dense_backward.default")
+@register_lowering("embedding_dense_backward.default")
 def embedding_dense_backward(
     grad_output: jax.Array,
     indices: jax.Array,
@@ -159,12 +159,12 @@ def embedding_dense_backward(
     return jnp.zeros((num_weights, grad.shape[1]), wide).at[rows].add(grad, mode="drop")
 
 
-@lowers("take.default")
+@register_lowering("take.default")
 def take(self: jax.Array, index: jax.Array) -> jax.Array:
     return self.reshape(-1).at[index].get(mode="clip")
 
 
-@lowers("put.default")
+@register_lowering("put.default")
 def put(
     self: jax.Array, index: jax.Array, source: jax.Array, accumulate: bool = False
 ) -> jax.Array:
@@ -179,7 +179,7 @@ def _along(shape: Sequence[int], dim: int, index: jax.Array) -> tuple[jax.Array,
     return tuple(places)
 
 
-@lowers("gather.default")
+@register_lowering("gather.default")
 def gather(self: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
     if self.ndim == 0 or index.ndim == 0:
         return jnp.take(self.reshape(-1), index, mode="clip")
@@ -227,7 +227,7 @@ def _scatter_wide(
 _REDUCTIONS = {"add": "sum", "multiply": "prod"}
 
 
-@lowers("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+@register_lowering("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
 def scatter(
     self: jax.Array, dim: int, index: jax.Array, src: Any, *, reduce: str | None = None
 ) -> jax.Array:
@@ -238,7 +238,7 @@ def scatter(
     return _scatter_wide(self, dim, index, src, _REDUCTIONS[reduce])
 
 
-@lowers("scatter_add.default")
+@register_lowering("scatter_add.default")
 def scatter_add(self: jax.Array, dim: int, index: jax.Array, src: jax.Array) -> jax.Array:
     return _scatter_wide(self, dim, index, src, "sum")
 
@@ -255,7 +255,7 @@ def _identity(reduce: str, dtype: jnp.dtype) -> Any:
     return jnp.iinfo(dtype).min if reduce == "amax" else jnp.iinfo(dtype).max
 
 
-@lowers("scatter_reduce.two")
+@register_lowering("scatter_reduce.two")
 def scatter_reduce(
     self: jax.Array,
     dim: int,
@@ -283,7 +283,7 @@ def scatter_reduce(
     return total / counts.astype(wide)
 
 
-@lowers("index_reduce.default")
+@register_lowering("index_reduce.default")
 def index_reduce(
     self: jax.Array,
     dim: int,
@@ -304,7 +304,7 @@ def index_reduce(
     return scatter_reduce(self, dim, index, source, reduce, include_self=include_self)
 
 
-@lowers("masked_scatter.default")
+@register_lowering("masked_scatter.default")
 def masked_scatter(self: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
     """The true places of the mask take the elements of `source` in order."""
     shape = jnp.broadcast_shapes(self.shape, mask.shape)
@@ -315,7 +315,7 @@ def masked_scatter(self: jax.Array, mask: jax.Array, source: jax.Array) -> jax.A
     return jnp.where(mask, jnp.take(source.reshape(-1), places, mode="clip"), self)
 
 
-@lowers("nonzero_static.default")
+@register_lowering("nonzero_static.default")
 def nonzero_static(ctx: Context, self: jax.Array, *, size: int, fill_value: int = -1) -> jax.Array:
     if self.ndim == 0:
         return jnp.zeros(ctx.out.shape, jnp.int64)
@@ -325,7 +325,7 @@ def nonzero_static(ctx: Context, self: jax.Array, *, size: int, fill_value: int 
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
-@lowers("_embedding_bag_forward_only.default")
+@register_lowering("_embedding_bag_forward_only.default")
 @by_name
 def embedding_bag(
     ctx: Context,

@@ -25,7 +25,7 @@ from dynamo_backends.xla.lowering.linalg_lu import (
     transpose,
 )
 from dynamo_backends.xla.lowering.reduction import vector_norm, widen
-from dynamo_backends.xla.lowering.registry import Predicate, lowers
+from dynamo_backends.xla.lowering.registry import Predicate, register_lowering
 
 # --- Cholesky
 
@@ -46,7 +46,7 @@ def _failing_minor(a: Array) -> Array:
     return lax.fori_loop(0, n, step, (a, start))[1]
 
 
-@lowers("linalg_cholesky_ex.default", when=refuse_check_errors)
+@register_lowering("linalg_cholesky_ex.default", when=refuse_check_errors)
 def cholesky_ex(a: Array, *, upper: bool = False, check_errors: bool = False) -> Pair:
     """The factor is NaN, not partial as in LAPACK, where `info` says that there is none."""
     if a.size == 0:
@@ -63,7 +63,7 @@ def cholesky_ex(a: Array, *, upper: bool = False, check_errors: bool = False) ->
     return (conjugate_transpose(factor) if upper else factor), info
 
 
-@lowers("_cholesky_solve_helper.default", "cholesky_solve.default")
+@register_lowering("_cholesky_solve_helper.default", "cholesky_solve.default")
 def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
     """Solves `A x = b` with `A = L L^H` or `A = U^H U`."""
     complex_ = jnp.iscomplexobj(factor)
@@ -78,14 +78,14 @@ def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
 # --- Triangular systems
 
 
-@lowers("linalg_solve_triangular.default")
+@register_lowering("linalg_solve_triangular.default")
 def solve_triangular(
     a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Array:
     return batched_triangular_solve(a, b, lower=not upper, left=left, unit_diagonal=unitriangular)
 
 
-@lowers("triangular_solve.default")
+@register_lowering("triangular_solve.default")
 def triangular_solve(
     b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Pair:
@@ -99,7 +99,7 @@ def triangular_solve(
 # --- Orthogonal factorisations
 
 
-@lowers("linalg_qr.default")
+@register_lowering("linalg_qr.default")
 def qr(ctx: Context, a: Array, mode: str = "reduced") -> Pair:
     q_like, r_like = ctx.out
     if a.size == 0:
@@ -110,7 +110,7 @@ def qr(ctx: Context, a: Array, mode: str = "reduced") -> Pair:
     return lax.linalg.qr(a, full_matrices=mode == "complete")
 
 
-@lowers("geqrf.default")
+@register_lowering("geqrf.default")
 def geqrf(ctx: Context, a: Array) -> Pair:
     if a.size == 0:
         return a, jnp.zeros(ctx.out[1].shape, a.dtype)
@@ -118,7 +118,7 @@ def geqrf(ctx: Context, a: Array) -> Pair:
     return transpose(packed), tau
 
 
-@lowers("linalg_householder_product.default")
+@register_lowering("linalg_householder_product.default")
 def householder_product(a: Array, tau: Array) -> Array:
     if a.size == 0:
         return a
@@ -127,7 +127,7 @@ def householder_product(a: Array, tau: Array) -> Array:
     return lax.linalg.householder_product(a, tau)
 
 
-@lowers("ormqr.default")
+@register_lowering("ormqr.default")
 def ormqr(a: Array, tau: Array, other: Array, left: bool = True, transpose: bool = False) -> Array:
     if other.size == 0 or tau.shape[-1] == 0:
         return other
@@ -144,7 +144,7 @@ def _vectors_wanted(*outputs: int) -> Predicate:
     return reason
 
 
-@lowers("_linalg_svd.default", when=_vectors_wanted(0, 2))
+@register_lowering("_linalg_svd.default", when=_vectors_wanted(0, 2))
 def svd(
     ctx: Context,
     a: Array,
@@ -171,7 +171,7 @@ def svd(
 # --- Eigenvalues
 
 
-@lowers("_linalg_eigh.default", when=_vectors_wanted(1))
+@register_lowering("_linalg_eigh.default", when=_vectors_wanted(1))
 def eigh(ctx: Context, a: Array, UPLO: str = "L", compute_v: bool = True) -> Pair:
     """NaN results, where torch raises, for a matrix that is not finite."""
     values_like, vectors_like = ctx.out
@@ -186,7 +186,7 @@ def _on_cpu(ctx: Context) -> None:
         raise ctx.refuse("XLA has a general eigenvalue solver on the CPU only")
 
 
-@lowers("_linalg_eigvals.default")
+@register_lowering("_linalg_eigvals.default")
 def eigvals(ctx: Context, a: Array) -> Array:
     _on_cpu(ctx)
     if a.size == 0:
@@ -197,7 +197,7 @@ def eigvals(ctx: Context, a: Array) -> Array:
 # --- Functions of a matrix
 
 
-@lowers("linalg_matrix_exp.default")
+@register_lowering("linalg_matrix_exp.default")
 def matrix_exp(ctx: Context, a: Array) -> Array:
     """Computes in float64 where that is cheap: squaring doubles the error each time."""
     if a.size == 0:
@@ -209,7 +209,7 @@ def matrix_exp(ctx: Context, a: Array) -> Array:
     return jsl.expm(a, max_squarings=64)
 
 
-@lowers("linalg_pinv.atol_rtol_tensor")
+@register_lowering("linalg_pinv.atol_rtol_tensor")
 def pinv(
     a: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False
 ) -> Array:
@@ -263,28 +263,28 @@ def _differences(x: Array, y: Array) -> Array:
     return widen(x)[..., :, None, :] - widen(y)[..., None, :, :]
 
 
-@lowers("dist.default")
+@register_lowering("dist.default")
 def dist(x: Array, y: Array, p: float = 2) -> Array:
     return vector_norm(x - y, p)
 
 
-@lowers("_cdist_forward.default")
+@register_lowering("_cdist_forward.default")
 def cdist(x1: Array, x2: Array, p: float, compute_mode: int | None) -> Array:
     return _norm(_differences(x1, x2), p)
 
 
-@lowers("_cdist_backward.default")
+@register_lowering("_cdist_backward.default")
 def cdist_backward(grad: Array, x1: Array, x2: Array, p: float, cdist: Array) -> Array:
     return jnp.sum(grad[..., None] * _norm_slope(_differences(x1, x2), cdist, p), -2)
 
 
-@lowers("_pdist_forward.default")
+@register_lowering("_pdist_forward.default")
 def pdist(x: Array, p: float = 2) -> Array:
     first, second = np.triu_indices(x.shape[0], 1)
     return _norm(x[first] - x[second], p)
 
 
-@lowers("_pdist_backward.default")
+@register_lowering("_pdist_backward.default")
 def pdist_backward(grad: Array, x: Array, p: float, pdist: Array) -> Array:
     first, second = np.triu_indices(x.shape[0], 1)
     flow = grad[:, None] * _norm_slope(x[first] - x[second], pdist, p)

@@ -10,7 +10,7 @@ from torch import fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import register_lowering
 
 Pair = tuple[Array, Array]
 
@@ -115,14 +115,14 @@ def _lu_factor_refusal(node: fx.Node) -> str | None:
     return _no_pivoting(node) or refuse_check_errors(node)
 
 
-@lowers("linalg_lu_factor_ex.default", when=_lu_factor_refusal)
+@register_lowering("linalg_lu_factor_ex.default", when=_lu_factor_refusal)
 def lu_factor_ex(
     a: Array, *, pivot: bool = True, check_errors: bool = False
 ) -> tuple[Array, Array, Array]:
     return _lu(a)
 
 
-@lowers("lu_unpack.default")
+@register_lowering("lu_unpack.default")
 def lu_unpack(
     ctx: Context,
     data: Array,
@@ -142,13 +142,13 @@ def lu_unpack(
     return p, lower, upper
 
 
-@lowers("linalg_lu.default", when=_no_pivoting)
+@register_lowering("linalg_lu.default", when=_no_pivoting)
 def lu(ctx: Context, a: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     data, pivots, _ = _lu(a)
     return lu_unpack(ctx, data, pivots)
 
 
-@lowers("linalg_lu_solve.default")
+@register_lowering("linalg_lu_solve.default")
 def lu_solve(
     lu: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False
 ) -> Array:
@@ -180,7 +180,7 @@ def _solve_transposes() -> bool:
         return factors[0, 0].item() != 4.0
 
 
-@lowers("_linalg_solve_ex.default", when=refuse_check_errors)
+@register_lowering("_linalg_solve_ex.default", when=refuse_check_errors)
 def solve_ex(
     ctx: Context, a: Array, b: Array, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Array, Array, Array, Array]:
@@ -191,7 +191,7 @@ def solve_ex(
     return (x[..., 0] if vector else x), lu, pivots, info
 
 
-@lowers("linalg_inv_ex.default", when=refuse_check_errors)
+@register_lowering("linalg_inv_ex.default", when=refuse_check_errors)
 def inv_ex(a: Array, *, check_errors: bool = False) -> Pair:
     lu, pivots, info = _lu(a)
     return lu_solve(lu, pivots, identity(a.shape, a.dtype)), info
@@ -202,13 +202,13 @@ def _pivot_sign(lu: Array, pivots: Array) -> Array:
     return jnp.where(swaps % 2 == 1, -1, 1).astype(lu.dtype)
 
 
-@lowers("_linalg_det.default")
+@register_lowering("_linalg_det.default")
 def det(ctx: Context, a: Array) -> tuple[Array, Array, Array]:
     lu, pivots, _ = _lu(transpose(a) if _factorised_as_transpose(ctx) else a)
     return _pivot_sign(lu, pivots) * jnp.prod(diagonal(lu), -1), lu, pivots
 
 
-@lowers("_linalg_slogdet.default")
+@register_lowering("_linalg_slogdet.default")
 def slogdet(ctx: Context, a: Array) -> tuple[Array, Array, Array, Array]:
     lu, pivots, _ = _lu(transpose(a) if _factorised_as_transpose(ctx) else a)
     factors = diagonal(lu)

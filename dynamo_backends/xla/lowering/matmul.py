@@ -13,7 +13,7 @@ from jax import lax
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import register_lowering
 from dynamo_backends.xla.lowering.values import scalar
 
 Dims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
@@ -70,20 +70,20 @@ def _sum_with_product(dims: Dims) -> Callable[..., jax.Array]:
     return lowering
 
 
-lowers("mm.default", "mm.dtype", "mv.default")(_product(_MATRIX))
-lowers("bmm.default", "bmm.dtype")(_product(_BATCH))
-lowers("dot.default")(_product(_VECTORS))
-lowers("addmm.default", "addmm.dtype", "addmv.default")(_sum_with_product(_MATRIX))
-lowers("baddbmm.default", "baddbmm.dtype")(_sum_with_product(_BATCH))
-lowers("addbmm.default")(_sum_with_product(_SUM_OF_BATCH))
+register_lowering("mm.default", "mm.dtype", "mv.default")(_product(_MATRIX))
+register_lowering("bmm.default", "bmm.dtype")(_product(_BATCH))
+register_lowering("dot.default")(_product(_VECTORS))
+register_lowering("addmm.default", "addmm.dtype", "addmv.default")(_sum_with_product(_MATRIX))
+register_lowering("baddbmm.default", "baddbmm.dtype")(_sum_with_product(_BATCH))
+register_lowering("addbmm.default")(_sum_with_product(_SUM_OF_BATCH))
 
 
-@lowers("_int_mm.default")
+@register_lowering("_int_mm.default")
 def int_mm(self: jax.Array, mat2: jax.Array) -> jax.Array:
     return lax.dot_general(self, mat2, _MATRIX, preferred_element_type=jnp.int32)
 
 
-@lowers("_addmm_activation.default")
+@register_lowering("_addmm_activation.default")
 def addmm_activation(
     ctx: Context,
     self: jax.Array,
@@ -100,12 +100,12 @@ def addmm_activation(
     return jax.nn.gelu(total, approximate=ctx.options.platform != "cpu")
 
 
-@lowers("vdot.default")
+@register_lowering("vdot.default")
 def vdot(ctx: Context, self: jax.Array, other: jax.Array) -> jax.Array:
     return contract(ctx, jnp.conj(self), other, _VECTORS)
 
 
-@lowers("linear.default")
+@register_lowering("linear.default")
 def linear(
     ctx: Context, input: jax.Array, weight: jax.Array, bias: jax.Array | None = None
 ) -> jax.Array:
@@ -113,7 +113,7 @@ def linear(
     return product if bias is None else product + bias.astype(product.dtype)
 
 
-@lowers("_trilinear.default")
+@register_lowering("_trilinear.default")
 def trilinear(
     ctx: Context,
     i1: jax.Array,

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.reduction import standardised, subtract_max, widen
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, register_lowering
 from dynamo_backends.xla.lowering.values import ChannelsLast, Value, channels_last
 
 
@@ -22,7 +22,7 @@ def _shifted(ctx: Context, x: Array, dim: int) -> Array:
     return subtract_max(x, jnp.max(x, dim, keepdims=True)) if x.ndim else x - x
 
 
-@lowers("_softmax.default")
+@register_lowering("_softmax.default")
 def softmax(ctx: Context, x: Array, dim: int, half_to_float: bool) -> Array:
     if x.size == 0:
         return x
@@ -30,7 +30,7 @@ def softmax(ctx: Context, x: Array, dim: int, half_to_float: bool) -> Array:
     return exp / jnp.sum(exp, dim, keepdims=True) if x.ndim else exp
 
 
-@lowers("_log_softmax.default")
+@register_lowering("_log_softmax.default")
 def log_softmax(ctx: Context, x: Array, dim: int, half_to_float: bool) -> Array:
     if x.size == 0:
         return x
@@ -42,13 +42,13 @@ def _sum_keepdims(x: Array, dim: int) -> Array:
     return jnp.sum(x, dim, keepdims=True) if x.ndim else x
 
 
-@lowers("_softmax_backward_data.default")
+@register_lowering("_softmax_backward_data.default")
 def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: object) -> Array:
     weighted = widen(grad) * widen(output)
     return weighted - widen(output) * _sum_keepdims(weighted, dim)
 
 
-@lowers("_log_softmax_backward_data.default")
+@register_lowering("_log_softmax_backward_data.default")
 def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: object) -> Array:
     grad = widen(grad)
     return grad - jnp.exp(widen(output)) * _sum_keepdims(grad, dim)
@@ -60,7 +60,7 @@ def _affine(x: Array, weight: Array | None, bias: Array | None) -> Array:
     return x if bias is None else x + widen(bias)
 
 
-@lowers("native_layer_norm.default")
+@register_lowering("native_layer_norm.default")
 def layer_norm(
     x: Array,
     normalized_shape: Sequence[int],
@@ -73,7 +73,7 @@ def layer_norm(
     return _affine(normalised, weight, bias), mean, rstd
 
 
-@lowers("native_layer_norm_backward.default")
+@register_lowering("native_layer_norm_backward.default")
 def layer_norm_backward(
     grad_out: Array,
     x: Array,
@@ -100,7 +100,7 @@ def layer_norm_backward(
     return grad_x, grad_weight, grad_bias
 
 
-@lowers("_fused_rms_norm.default")
+@register_lowering("_fused_rms_norm.default")
 def rms_norm(
     x: Array, normalized_shape: Sequence[int], weight: Array | None, eps: float | None
 ) -> tuple[Array, Array]:
@@ -112,7 +112,7 @@ def rms_norm(
     return _affine(x * rstd, weight, None), rstd
 
 
-@lowers("_fused_rms_norm_backward.default")
+@register_lowering("_fused_rms_norm_backward.default")
 def rms_norm_backward(
     grad_out: Array,
     x: Array,
@@ -161,7 +161,7 @@ def _spread_per_group(statistic: Array, x: Array, last: bool) -> Array:
     return widen(statistic).reshape(shape)
 
 
-@lowers("native_group_norm.default", layout=Layout.RAW)
+@register_lowering("native_group_norm.default", layout=Layout.RAW)
 def group_norm(
     x: Value,
     weight: Array | None,
@@ -187,7 +187,7 @@ def group_norm(
     )
 
 
-@lowers("native_group_norm_backward.default", layout=Layout.RAW)
+@register_lowering("native_group_norm_backward.default", layout=Layout.RAW)
 def group_norm_backward(
     grad_out: Value,
     x: Value,

@@ -9,7 +9,7 @@ from jax import lax
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, register_lowering
 from dynamo_backends.xla.lowering.values import (
     Value,
     scalar,
@@ -29,7 +29,7 @@ def _per_axis(x: Value, pad: Sequence[int]) -> list[tuple[int, int]]:
     return pairs
 
 
-@lowers("constant_pad_nd.default", layout=Layout.RAW)
+@register_lowering("constant_pad_nd.default", layout=Layout.RAW)
 def constant_pad_nd(self: Value, pad: Sequence[int], value: Any = 0) -> Value:
     array = stored_array(self)
     config = [(before, after, 0) for before, after in _per_axis(self, pad)]
@@ -72,11 +72,11 @@ def _reflect_border(array: jax.Array, pairs: Sequence[tuple[int, int]]) -> jax.A
 def _register(name: str, pad: _Pad) -> None:
     """Registers a padding in one to three dimensions, and its gradient."""
 
-    @lowers(*(f"{name}{n}d.default" for n in (1, 2, 3)), layout=Layout.RAW)
+    @register_lowering(*(f"{name}{n}d.default" for n in (1, 2, 3)), layout=Layout.RAW)
     def forward(self: Value, padding: Sequence[int]) -> Value:
         return wrap_in_layout_of(self, pad(stored_array(self), _per_axis(self, padding)))
 
-    @lowers(*(f"{name}{n}d_backward.default" for n in (1, 2, 3)))
+    @register_lowering(*(f"{name}{n}d_backward.default" for n in (1, 2, 3)))
     def backward(grad_output: jax.Array, self: jax.Array, padding: Sequence[int]) -> jax.Array:
         wide = accumulation_dtype(grad_output.dtype)
         pairs = _per_axis(self, padding)
@@ -89,7 +89,7 @@ _register("reflection_pad", _reflect_border)
 _register("replication_pad", _repeat_border)
 
 
-@lowers("pixel_shuffle.default")
+@register_lowering("pixel_shuffle.default")
 def pixel_shuffle(ctx: Context, self: jax.Array, upscale_factor: int) -> jax.Array:
     *batch, channels, height, width = self.shape
     r = upscale_factor
@@ -99,7 +99,7 @@ def pixel_shuffle(ctx: Context, self: jax.Array, upscale_factor: int) -> jax.Arr
     return blocks.transpose(order).reshape(ctx.out.shape)
 
 
-@lowers("pixel_unshuffle.default")
+@register_lowering("pixel_unshuffle.default")
 def pixel_unshuffle(ctx: Context, self: jax.Array, downscale_factor: int) -> jax.Array:
     *batch, channels, height, width = self.shape
     r = downscale_factor

@@ -12,7 +12,7 @@ import torch
 from jax import Array, lax
 
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Promotion, lowers, pointwise
+from dynamo_backends.xla.lowering.registry import Promotion, register_lowering, register_pointwise
 
 
 def is_integral(x: Array) -> bool:
@@ -207,27 +207,27 @@ def _binary_names(name: str) -> tuple[str, ...]:
 
 
 for _name, _fn in _FLOAT_UNARY.items():
-    pointwise(f"{_name}.default", promote=Promotion.INT_TO_FLOAT)(_fn)
+    register_pointwise(f"{_name}.default", promote=Promotion.INT_TO_FLOAT)(_fn)
 for _name, _fn in _UNARY.items():
-    pointwise(f"{_name}.default")(_fn)
+    register_pointwise(f"{_name}.default")(_fn)
 for _name, _fn in _TESTS.items():
-    pointwise(f"{_name}.default", promote=Promotion.TO_BOOL)(_fn)
+    register_pointwise(f"{_name}.default", promote=Promotion.TO_BOOL)(_fn)
 for _name, _fn in _BINARY.items():
-    pointwise(*_binary_names(_name))(_fn)
+    register_pointwise(*_binary_names(_name))(_fn)
 for _name, _fn in _FLOAT_BINARY.items():
-    pointwise(*_binary_names(_name), promote=Promotion.INT_TO_FLOAT)(_fn)
+    register_pointwise(*_binary_names(_name), promote=Promotion.INT_TO_FLOAT)(_fn)
 for _name, _fn in _COMPARISONS.items():
-    pointwise(*_binary_names(_name), promote=Promotion.TO_BOOL)(_fn)
+    register_pointwise(*_binary_names(_name), promote=Promotion.TO_BOOL)(_fn)
 for _name, _fn in _ROUNDING.items():
-    pointwise(f"{_name}.default")(lambda x, fn=_fn: x if is_integral(x) else fn(x))
+    register_pointwise(f"{_name}.default")(lambda x, fn=_fn: x if is_integral(x) else fn(x))
 
 
-@pointwise("abs.default", promote=Promotion.COMPLEX_TO_FLOAT)
+@register_pointwise("abs.default", promote=Promotion.COMPLEX_TO_FLOAT)
 def absolute(x: Array) -> Array:
     return jnp.abs(x)
 
 
-@pointwise("add.Tensor", "add.Scalar")
+@register_pointwise("add.Tensor", "add.Scalar")
 def add(ctx: Context, x: Array, y: Array, *, alpha: float = 1) -> Array:
     number = ctx.node.args[1]
     if isinstance(number, int | float) and jnp.issubdtype(x.dtype, jnp.floating):
@@ -238,12 +238,12 @@ def add(ctx: Context, x: Array, y: Array, *, alpha: float = 1) -> Array:
     return x + y * alpha if alpha != 1 else x + y
 
 
-@pointwise("sub.Tensor", "sub.Scalar")
+@register_pointwise("sub.Tensor", "sub.Scalar")
 def sub(x: Array, y: Array, *, alpha: float = 1) -> Array:
     return x - y * alpha if alpha != 1 else x - y
 
 
-@pointwise("rsub.Tensor", "rsub.Scalar")
+@register_pointwise("rsub.Tensor", "rsub.Scalar")
 def rsub(x: Array, y: Array, *, alpha: float = 1) -> Array:
     return sub(y, x, alpha=alpha)
 
@@ -253,29 +253,29 @@ def _is_one(value: float | Array) -> bool:
     return not isinstance(value, Array) and value == 1
 
 
-@pointwise("addcmul.default", operands=slice(0, 3))
+@register_pointwise("addcmul.default", operands=slice(0, 3))
 def addcmul(x: Array, a: Array, b: Array, *, value: float = 1) -> Array:
     return x + (a * b if _is_one(value) else a * b * value)
 
 
-@pointwise("addcdiv.default", operands=slice(0, 3))
+@register_pointwise("addcdiv.default", operands=slice(0, 3))
 def addcdiv(x: Array, a: Array, b: Array, *, value: float = 1) -> Array:
     return x + (a / b if _is_one(value) else value * (a / b))
 
 
-@pointwise("lerp.Tensor", "lerp.Scalar")
+@register_pointwise("lerp.Tensor", "lerp.Scalar")
 def lerp(x: Array, end: Array, weight: Array) -> Array:
     """Exact at both ends, as `at::native::lerp`."""
     near = jnp.abs(weight) < 0.5
     return jnp.where(near, x + weight * (end - x), end - (end - x) * (1 - weight))
 
 
-@pointwise("where.self", operands=slice(1, 3))
+@register_pointwise("where.self", operands=slice(1, 3))
 def where(condition: Array, x: Array, y: Array) -> Array:
     return jnp.where(condition.astype(jnp.bool_), x, y)
 
 
-@pointwise("clamp.default", "clamp.Tensor")
+@register_pointwise("clamp.default", "clamp.Tensor")
 def clamp(x: Array, lower: Array | None = None, upper: Array | None = None) -> Array:
     """`min(max(x, lower), upper)`: the upper bound wins where they cross; NaN stays."""
     if lower is not None:
@@ -283,17 +283,17 @@ def clamp(x: Array, lower: Array | None = None, upper: Array | None = None) -> A
     return x if upper is None else jnp.minimum(x, upper)
 
 
-@pointwise("ldexp.Tensor", promote=Promotion.INT_TO_FLOAT)
+@register_pointwise("ldexp.Tensor", promote=Promotion.INT_TO_FLOAT)
 def ldexp(x: Array, exponent: Array) -> Array:
     return x * _exp2(exponent)
 
 
-@pointwise("nextafter.default", promote=Promotion.NONE)
+@register_pointwise("nextafter.default", promote=Promotion.NONE)
 def nextafter(ctx: Context, x: Array, y: Array) -> Array:
     """Computes in the operands' own precision: a bfloat16's neighbour is not one in float32."""
     return jnp.nextafter(x.astype(ctx.out_dtype), y.astype(ctx.out_dtype))
 
 
-@lowers("frexp.Tensor")
+@register_lowering("frexp.Tensor")
 def frexp(x: Array) -> tuple[Array, Array]:
     return jnp.frexp(x.astype(jnp.float32) if x.dtype.itemsize < 4 else x)

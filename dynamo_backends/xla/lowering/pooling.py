@@ -12,13 +12,15 @@ from torch import fx
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering import pooling_nhwc as programs
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, register_lowering
 from dynamo_backends.xla.lowering.values import Value, batched_channels_last, unbatched
 
 _MOST_SHIFTS = 64  # a larger window's gradient is scattered
 
 
-@lowers("max_pool2d_with_indices.default", "max_pool3d_with_indices.default", layout=Layout.RAW)
+@register_lowering(
+    "max_pool2d_with_indices.default", "max_pool3d_with_indices.default", layout=Layout.RAW
+)
 def max_pool_with_indices(
     ctx: Context,
     self: Value,
@@ -84,7 +86,7 @@ def _pools_here(node: fx.Node) -> bool:
     return source.args[0] is pooled
 
 
-@lowers(
+@register_lowering(
     "max_pool2d_with_indices_backward.default",
     "max_pool3d_with_indices_backward.default",
     layout=Layout.RAW,
@@ -105,7 +107,9 @@ def max_pool_with_indices_backward(
     return max_pool_gradient(ctx, grad_output, self, indices, windows)
 
 
-@lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", layout=Layout.RAW)
+@register_lowering(
+    "avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default", layout=Layout.RAW
+)
 def avg_pool(
     ctx: Context,
     self: Value,
@@ -124,7 +128,7 @@ def avg_pool(
     return unbatched(ctx, self, out, batched)
 
 
-@lowers("avg_pool2d_backward.default", "avg_pool3d_backward.default", layout=Layout.RAW)
+@register_lowering("avg_pool2d_backward.default", "avg_pool3d_backward.default", layout=Layout.RAW)
 def avg_pool_backward(
     ctx: Context,
     grad_output: Value,
@@ -209,7 +213,9 @@ def _mean(x: jax.Array, counts: Sequence[int]) -> jax.Array:
     return x
 
 
-@lowers("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", layout=Layout.RAW)
+@register_lowering(
+    "_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default", layout=Layout.RAW
+)
 def adaptive_avg_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> Value:
     spatial = spatial_rank(ctx)
     x, batched = batched_channels_last(self, spatial)
@@ -217,7 +223,7 @@ def adaptive_avg_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> 
     return unbatched(ctx, self, out, batched)
 
 
-@lowers(
+@register_lowering(
     "_adaptive_avg_pool2d_backward.default",
     "_adaptive_avg_pool3d_backward.default",
     layout=Layout.RAW,
@@ -239,7 +245,7 @@ def _pick(values: jax.Array, places: jax.Array, axis: int) -> tuple[jax.Array, j
     )
 
 
-@lowers("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", layout=Layout.RAW)
+@register_lowering("adaptive_max_pool2d.default", "adaptive_max_pool3d.default", layout=Layout.RAW)
 def adaptive_max_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> tuple[Value, Value]:
     """Maxima, and their flat spatial places; of equal elements the first, of NaN the last."""
     spatial = spatial_rank(ctx)
@@ -265,7 +271,7 @@ def adaptive_max_pool(ctx: Context, self: Value, output_size: Sequence[int]) -> 
     return unbatched(ctx, self, values, batched), unbatched(ctx, self, places, batched)
 
 
-@lowers(
+@register_lowering(
     "adaptive_max_pool2d_backward.default",
     "adaptive_max_pool3d_backward.default",
     layout=Layout.RAW,

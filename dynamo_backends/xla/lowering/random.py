@@ -11,7 +11,7 @@ from jax import lax
 
 from dynamo_backends.graph.counter_generator import DIGITS, PARITY, ROTATIONS, SECOND
 from dynamo_backends.xla.dtypes import to_jax
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import register_lowering
 
 Words = tuple[jax.Array, jax.Array]
 
@@ -110,7 +110,7 @@ _DISTRIBUTIONS: dict[str, Callable[..., jax.Array]] = {
 }
 
 
-@lowers("dynamo_backends::seeded_draw.default")
+@register_lowering("dynamo_backends::seeded_draw.default")
 def seeded_draw(
     seeds: jax.Array,
     place: int,

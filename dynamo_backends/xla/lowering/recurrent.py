@@ -14,7 +14,7 @@ from torch import fx
 import dynamo_backends.graph.lstm  # noqa: F401 - declares two of the operators
 from dynamo_backends.graph.calls import argument
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import by_name, lowers
+from dynamo_backends.xla.lowering.registry import by_name, register_lowering
 
 _LSTM = 2  # at::native's numbering of recurrent modes
 
@@ -26,7 +26,7 @@ def _why_not(node: fx.Node) -> str | None:
     return "it is more than one layer" if several else None
 
 
-@lowers("mkldnn_rnn_layer.default", "dynamo_backends::lstm_layer.default", when=_why_not)
+@register_lowering("mkldnn_rnn_layer.default", "dynamo_backends::lstm_layer.default", when=_why_not)
 @by_name
 def lstm_layer(
     ctx: Context,
@@ -65,7 +65,7 @@ def lstm_layer(
     return run.hidden, h.reshape(hx_.shape), c.reshape(cx_.shape), no_workspace
 
 
-@lowers(
+@register_lowering(
     "mkldnn_rnn_layer_backward.default",
     "dynamo_backends::lstm_layer_backward.default",
     when=_why_not,

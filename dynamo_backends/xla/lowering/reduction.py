@@ -15,7 +15,7 @@ from torch import fx
 
 from dynamo_backends.xla.dtypes import accumulation_dtype, to_jax
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import register_lowering
 
 Dims = int | Sequence[int] | None
 
@@ -44,7 +44,7 @@ def _narrower(dtype: torch.dtype | None) -> bool:
     return dtype is not None and not (dtype.is_floating_point and dtype.itemsize < 4)
 
 
-@lowers("sum.default", "sum.dim_IntList")
+@register_lowering("sum.default", "sum.dim_IntList")
 def sum_(
     ctx: Context,
     x: Array,
@@ -56,7 +56,7 @@ def sum_(
     return jnp.sum(_accumulator(x, dtype, ctx.out_dtype), axes(x, dim), keepdims=keepdim)
 
 
-@lowers("mean.default", "mean.dim")
+@register_lowering("mean.default", "mean.dim")
 def mean(
     ctx: Context,
     x: Array,
@@ -68,7 +68,7 @@ def mean(
     return jnp.mean(_accumulator(x, dtype, ctx.out_dtype), axes(x, dim), keepdims=keepdim)
 
 
-@lowers("prod.default", "prod.dim_int")
+@register_lowering("prod.default", "prod.dim_int")
 def prod(
     ctx: Context,
     x: Array,
@@ -95,10 +95,10 @@ def _reducing(
     return lowering
 
 
-lowers("any.default", "any.dim", "any.dims", "_is_any_true.default")(
+register_lowering("any.default", "any.dim", "any.dims", "_is_any_true.default")(
     _reducing(jnp.any, _axes_or_none)
 )
-lowers("all.default", "all.dim", "all.dims", "_is_all_true.default")(
+register_lowering("all.default", "all.dim", "all.dims", "_is_all_true.default")(
     _reducing(jnp.all, _axes_or_none)
 )
 
@@ -140,10 +140,10 @@ def _statistic(pick: Callable[[Array, Array], Any]) -> Callable[..., Any]:
     return lowering
 
 
-lowers("var.correction")(_statistic(lambda var, mean: var))
-lowers("std.correction")(_statistic(lambda var, mean: jnp.sqrt(var)))
-lowers("var_mean.correction")(_statistic(lambda var, mean: (var, mean)))
-lowers("std_mean.correction")(_statistic(lambda var, mean: (jnp.sqrt(var), mean)))
+register_lowering("var.correction")(_statistic(lambda var, mean: var))
+register_lowering("std.correction")(_statistic(lambda var, mean: jnp.sqrt(var)))
+register_lowering("var_mean.correction")(_statistic(lambda var, mean: (var, mean)))
+register_lowering("std_mean.correction")(_statistic(lambda var, mean: (jnp.sqrt(var), mean)))
 
 
 def _arg_extreme(fn: Callable[..., Array]) -> Callable[..., Array]:
@@ -157,10 +157,10 @@ def _arg_extreme(fn: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _register_extreme(name: str, fn: Callable[..., Array], place: Callable[..., Array]) -> None:
-    extreme = lowers(f"{name}.default", f"a{name}.default")(_reducing(fn))
-    where = lowers(f"arg{name}.default")(_arg_extreme(place))
+    extreme = register_lowering(f"{name}.default", f"a{name}.default")(_reducing(fn))
+    where = register_lowering(f"arg{name}.default")(_arg_extreme(place))
 
-    @lowers(f"{name}.dim")
+    @register_lowering(f"{name}.dim")
     def with_place(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
         return extreme(x, dim, keepdim), where(x, dim, keepdim)
 
@@ -178,7 +178,7 @@ def subtract_max(x: Array, top: Array) -> Array:
     return (x if jnp.iscomplexobj(x) else jnp.minimum(x, top)) - top
 
 
-@lowers("logsumexp.default")
+@register_lowering("logsumexp.default")
 def logsumexp(ctx: Context, x: Array, dim: Dims, keepdim: bool = False) -> Array:
     x, over = (
         widen(x.astype(ctx.out_dtype) if x.dtype.kind in "iub" else x),
@@ -192,7 +192,7 @@ def logsumexp(ctx: Context, x: Array, dim: Dims, keepdim: bool = False) -> Array
     return total + (top if keepdim else jnp.squeeze(top, over))
 
 
-@lowers("linalg_vector_norm.default")
+@register_lowering("linalg_vector_norm.default")
 def vector_norm(
     x: Array,
     ord: float = 2,
@@ -226,13 +226,13 @@ def _prepared(ctx: Context, x: Array, dtype: torch.dtype | None) -> Array:
     return widen(x.astype(to_jax(dtype) if dtype is not None else ctx.out_dtype))
 
 
-@lowers("cumsum.default")
+@register_lowering("cumsum.default")
 def cumsum(ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     x = _prepared(ctx, x, dtype)
     return jnp.cumsum(x, dim) if x.ndim else x
 
 
-@lowers("cumprod.default")
+@register_lowering("cumprod.default")
 def cumprod(ctx: Context, x: Array, dim: int, *, dtype: torch.dtype | None = None) -> Array:
     x = _prepared(ctx, x, dtype)
     return jnp.cumprod(x, dim) if x.ndim else x
@@ -255,12 +255,12 @@ def _running_extreme(
     return lax.associative_scan(later_wins, (x, index), axis=dim % x.ndim)
 
 
-@lowers("cummax.default")
+@register_lowering("cummax.default")
 def cummax(x: Array, dim: int) -> tuple[Array, Array]:
     return _running_extreme(x, dim, jnp.greater_equal)
 
 
-@lowers("cummin.default")
+@register_lowering("cummin.default")
 def cummin(x: Array, dim: int) -> tuple[Array, Array]:
     return _running_extreme(x, dim, jnp.less_equal)
 
@@ -271,7 +271,7 @@ def _branch_is_open(node: fx.Node) -> str | None:
     return None
 
 
-@lowers("logcumsumexp.default", when=_branch_is_open)
+@register_lowering("logcumsumexp.default", when=_branch_is_open)
 def logcumsumexp(x: Array, dim: int) -> Array:
     x = widen(x)
     return lax.associative_scan(jnp.logaddexp, x, axis=dim % x.ndim) if x.ndim else x

@@ -73,7 +73,7 @@ _TABLE: dict[OpOverload, Lowering] = {}
 _LATER: dict[str, Callable[[], None]] = {}  # to be registered once torch has the overload
 
 
-def lowers(
+def register_lowering(
     *names: str, layout: Layout = Layout.LOGICAL, when: Predicate | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as the lowering of the ATen overloads called `names`.
@@ -97,7 +97,7 @@ def lowers(
     return register
 
 
-def pointwise(
+def register_pointwise(
     *names: str,
     promote: Promotion = Promotion.DEFAULT,
     operands: slice | None = None,
@@ -110,10 +110,10 @@ def pointwise(
     is rounded once, as in eager. Python numbers arrive as 0-d arrays of that dtype.
 
     Args:
-        names: As for `lowers`.
+        names: As for `register_lowering`.
         promote: torch's type promotion rule for this operator.
         operands: Which positional arguments take part in type promotion.
-        when: As for `lowers`.
+        when: As for `register_lowering`.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,7 +203,7 @@ def computation_dtype(lowering: Lowering, args: tuple[Any, ...]) -> torch.dtype:
     """Returns the dtype in which torch computes a pointwise call.
 
     Args:
-        lowering: A row registered by `pointwise`.
+        lowering: A row registered by `register_pointwise`.
         args: Fake tensors and Python numbers, as in the FX node's positional arguments.
     """
     operands = [a for a in args[lowering.operands] if a is not None]

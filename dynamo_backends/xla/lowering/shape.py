@@ -8,7 +8,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Layout, Promotion, lowers, pointwise
+from dynamo_backends.xla.lowering.registry import (
+    Layout,
+    Promotion,
+    register_lowering,
+    register_pointwise,
+)
 from dynamo_backends.xla.lowering.values import (
     ChannelsLast,
     Value,
@@ -20,7 +25,7 @@ from dynamo_backends.xla.lowering.values import (
 )
 
 
-@lowers(
+@register_lowering(
     "view.default",
     "_unsafe_view.default",
     "reshape.default",
@@ -46,7 +51,7 @@ def reshape(ctx: Context, self: jax.Array, *args: Any, **kwargs: Any) -> jax.Arr
     return self.reshape(ctx.out.shape)
 
 
-@pointwise(
+@register_pointwise(
     "alias.default",
     "alias_copy.default",
     "detach.default",
@@ -63,34 +68,34 @@ def identity(self: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
     return self
 
 
-@lowers("permute.default", "permute_copy.default", "prims::transpose.default")
+@register_lowering("permute.default", "permute_copy.default", "prims::transpose.default")
 def permute(self: jax.Array, dims: Sequence[int]) -> jax.Array:
     return jnp.transpose(self, [d % max(self.ndim, 1) for d in dims])
 
 
-@lowers("transpose.int", "transpose_copy.int")
+@register_lowering("transpose.int", "transpose_copy.int")
 def transpose(self: jax.Array, dim0: int, dim1: int) -> jax.Array:
     return jnp.swapaxes(self, dim0, dim1) if self.ndim else self
 
 
-@lowers("t.default", "t_copy.default")
+@register_lowering("t.default", "t_copy.default")
 def t(self: jax.Array) -> jax.Array:
     return self.T
 
 
-@lowers("expand.default", "expand_copy.default")
+@register_lowering("expand.default", "expand_copy.default")
 def expand(ctx: Context, self: jax.Array, size: Sequence[int], **kwargs: Any) -> jax.Array:
     return jnp.broadcast_to(self, ctx.out.shape)
 
 
-@lowers("prims::broadcast_in_dim.default")
+@register_lowering("prims::broadcast_in_dim.default")
 def broadcast_in_dim(
     a: jax.Array, shape: Sequence[int], broadcast_dimensions: Sequence[int]
 ) -> jax.Array:
     return lax.broadcast_in_dim(a, tuple(shape), tuple(broadcast_dimensions))
 
 
-@lowers("slice.Tensor", "slice_copy.Tensor", layout=Layout.RAW)
+@register_lowering("slice.Tensor", "slice_copy.Tensor", layout=Layout.RAW)
 def slice_tensor(
     self: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
@@ -101,13 +106,13 @@ def slice_tensor(
     )
 
 
-@lowers("narrow_copy.default", layout=Layout.RAW)
+@register_lowering("narrow_copy.default", layout=Layout.RAW)
 def narrow_copy(self: Value, dim: int, start: int, length: int) -> Value:
     start = start % self.shape[dim] if start < 0 else start
     return slice_tensor(self, dim, start, start + length)
 
 
-@lowers("select.int", "select_copy.int")
+@register_lowering("select.int", "select_copy.int")
 def select(self: jax.Array, dim: int, index: int) -> jax.Array:
     return lax.index_in_dim(self, index, dim, keepdims=False)
 
@@ -123,7 +128,7 @@ def _cut(self: Value, sizes: Sequence[int], dim: int) -> tuple[Value, ...]:
     return tuple(parts)
 
 
-@lowers(
+@register_lowering(
     "split.Tensor",
     "split_copy.Tensor",
     "unsafe_split.Tensor",
@@ -135,7 +140,7 @@ def split(ctx: Context, self: Value, split_size: int, dim: int = 0) -> tuple[Val
     return _cut(self, [part.shape[dim] for part in ctx.out], dim)
 
 
-@lowers(
+@register_lowering(
     "split_with_sizes.default",
     "split_with_sizes_copy.default",
     "unsafe_split_with_sizes.default",
@@ -146,12 +151,12 @@ def split_with_sizes(self: Value, split_sizes: Sequence[int], dim: int = 0) -> t
     return _cut(self, split_sizes, dim)
 
 
-@lowers("unbind.int", "unbind_copy.int")
+@register_lowering("unbind.int", "unbind_copy.int")
 def unbind(self: jax.Array, dim: int = 0) -> tuple[jax.Array, ...]:
     return tuple(select(self, dim, i) for i in range(self.shape[dim]))
 
 
-@lowers("cat.default", "concat.default", "concatenate.default", layout=Layout.RAW)
+@register_lowering("cat.default", "concat.default", "concatenate.default", layout=Layout.RAW)
 def cat(ctx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Concatenation; as in torch, 1-d empty tensors are left out whatever the other shapes."""
     parts = [x for x in tensors if tuple(x.shape) != (0,)] or list(tensors[:1])
@@ -162,17 +167,17 @@ def cat(ctx: Context, tensors: Sequence[Value], dim: int = 0) -> Value:
     return lax.concatenate([to_logical_array(x).astype(dtype) for x in parts], dim % ndim)
 
 
-@lowers("prims::cat.default", layout=Layout.RAW)
+@register_lowering("prims::cat.default", layout=Layout.RAW)
 def prims_cat(ctx: Context, tensors: Sequence[Value], dim: int) -> Value:
     return cat(ctx, tensors, dim)
 
 
-@lowers("stack.default")
+@register_lowering("stack.default")
 def stack(ctx: Context, tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     return jnp.stack([x.astype(ctx.out_dtype) for x in tensors], dim)
 
 
-@lowers("flip.default", "prims::rev.default", layout=Layout.RAW)
+@register_lowering("flip.default", "prims::rev.default", layout=Layout.RAW)
 def flip(self: Value, dims: Sequence[int]) -> Value:
     if self.ndim == 0:
         return self
@@ -181,7 +186,7 @@ def flip(self: Value, dims: Sequence[int]) -> Value:
     )
 
 
-@lowers("roll.default")
+@register_lowering("roll.default")
 def roll(self: jax.Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> jax.Array:
     if not dims:
         return jnp.roll(self, shifts[0])
@@ -197,7 +202,7 @@ def roll(self: jax.Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> ja
     return self
 
 
-@lowers("repeat.default")
+@register_lowering("repeat.default")
 def repeat(ctx: Context, self: jax.Array, repeats: Sequence[int]) -> jax.Array:
     own = (1,) * (len(repeats) - self.ndim) + self.shape
     spread = [n for pair in zip([1] * len(own), own, strict=True) for n in pair]
@@ -205,12 +210,12 @@ def repeat(ctx: Context, self: jax.Array, repeats: Sequence[int]) -> jax.Array:
     return jnp.broadcast_to(self.reshape(spread), target).reshape(ctx.out.shape)
 
 
-@lowers("diagonal.default", "diagonal_copy.default")
+@register_lowering("diagonal.default", "diagonal_copy.default")
 def diagonal(self: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> jax.Array:
     return jnp.diagonal(self, offset, dim1, dim2)
 
 
-@lowers("unfold.default", "unfold_copy.default")
+@register_lowering("unfold.default", "unfold_copy.default")
 def unfold(ctx: Context, self: jax.Array, dimension: int, size: int, step: int) -> jax.Array:
     """Sliding windows; the window becomes the last dimension."""
     if self.ndim == 0:
@@ -231,7 +236,7 @@ def unfold(ctx: Context, self: jax.Array, dimension: int, size: int, step: int) 
     return jnp.moveaxis(jnp.stack(windows, dimension), dimension + 1, -1)
 
 
-@lowers("unfold_backward.default")
+@register_lowering("unfold_backward.default")
 def unfold_backward(
     ctx: Context, grad_in: jax.Array, input_sizes: Sequence[int], dim: int, size: int, step: int
 ) -> jax.Array:
@@ -258,7 +263,7 @@ def _pad_like_slice(
     return lax.pad(x, x.dtype.type(fill), config)
 
 
-@lowers("slice_backward.default", layout=Layout.RAW)
+@register_lowering("slice_backward.default", layout=Layout.RAW)
 def slice_backward(
     grad_output: Value, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Value:
@@ -268,7 +273,7 @@ def slice_backward(
     return wrap_in_layout_of(grad_output, padded)
 
 
-@lowers("select_backward.default")
+@register_lowering("select_backward.default")
 def select_backward(
     grad_output: jax.Array, input_sizes: Sequence[int], dim: int, index: int
 ) -> jax.Array:
@@ -277,7 +282,7 @@ def select_backward(
     return _pad_like_slice(grad, 0, input_sizes[dim], dim, index % input_sizes[dim], 1)
 
 
-@lowers("slice_scatter.default")
+@register_lowering("slice_scatter.default")
 def slice_scatter(
     self: jax.Array,
     src: jax.Array,
@@ -301,7 +306,7 @@ def slice_scatter(
     return jnp.where(inside, _pad_like_slice(src, 0, size, dim, begin, step), self)
 
 
-@lowers("select_scatter.default")
+@register_lowering("select_scatter.default")
 def select_scatter(self: jax.Array, src: jax.Array, dim: int, index: int) -> jax.Array:
     dim = dim % self.ndim
     index = index % self.shape[dim]
@@ -310,7 +315,7 @@ def select_scatter(self: jax.Array, src: jax.Array, dim: int, index: int) -> jax
     return slice_scatter(self, src, dim, index, index + 1)
 
 
-@lowers("diagonal_scatter.default")
+@register_lowering("diagonal_scatter.default")
 def diagonal_scatter(
     self: jax.Array, src: jax.Array, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> jax.Array:
@@ -325,7 +330,7 @@ def diagonal_scatter(
     return jnp.moveaxis(jnp.where(inside, column, moved), (-2, -1), (dim1, dim2))
 
 
-@lowers("diagonal_backward.default")
+@register_lowering("diagonal_backward.default")
 def diagonal_backward(
     grad_output: jax.Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int
 ) -> jax.Array:

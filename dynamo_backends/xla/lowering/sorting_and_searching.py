@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import register_lowering
 
 Pair = tuple[jax.Array, jax.Array]
 
@@ -45,7 +45,7 @@ def _order(self: jax.Array, dim: int, descending: bool) -> jax.Array:
     return lax.sort((key, places), dimension=dim, is_stable=True, num_keys=1)[1]
 
 
-@lowers("sort.default", "sort.stable")
+@register_lowering("sort.default", "sort.stable")
 def sort(
     self: jax.Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> Pair:
@@ -55,19 +55,19 @@ def sort(
     return jnp.take_along_axis(self, places, dim, mode="clip"), places
 
 
-@lowers("argsort.default", "argsort.stable")
+@register_lowering("argsort.default", "argsort.stable")
 def argsort(
     self: jax.Array, dim: int = -1, descending: bool = False, *, stable: bool | None = None
 ) -> jax.Array:
     return sort(self, dim, descending)[1]
 
 
-@lowers("msort.default")
+@register_lowering("msort.default")
 def msort(self: jax.Array) -> jax.Array:
     return sort(self, 0)[0]
 
 
-@lowers("topk.default")
+@register_lowering("topk.default")
 def topk(self: jax.Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """Returns the k largest or smallest, always sorted; equal elements in their order."""
     if self.ndim == 0:
@@ -123,7 +123,7 @@ def _comparable(x: Any, y: Any) -> tuple[jax.Array, jax.Array]:
     return x, y
 
 
-@lowers("searchsorted.Tensor", "searchsorted.Scalar")
+@register_lowering("searchsorted.Tensor", "searchsorted.Scalar")
 def searchsorted(
     sorted_sequence: jax.Array,
     self: Any,
@@ -139,7 +139,7 @@ def searchsorted(
     return _search(sequence, values, right or side == "right")
 
 
-@lowers("bucketize.Tensor", "bucketize.Scalar")
+@register_lowering("bucketize.Tensor", "bucketize.Scalar")
 def bucketize(
     self: Any, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False
 ) -> jax.Array:
@@ -168,7 +168,7 @@ def _scalar(x: Array) -> _Pair:
     return x, jnp.zeros((), jnp.int64)
 
 
-@lowers("kthvalue.default")
+@register_lowering("kthvalue.default")
 def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> _Pair:
     if x.ndim == 0:
         return _scalar(x)
@@ -184,7 +184,7 @@ def _nans(x: Array, dim: int) -> Array:
     return jnp.sum(jnp.isnan(x), dim, keepdims=True, dtype=jnp.int64)
 
 
-@lowers("median.dim")
+@register_lowering("median.dim")
 def median_dim(x: Array, dim: int, keepdim: bool = False) -> _Pair:
     """Returns the lower one of two medians; the first NaN where there is any."""
     if x.ndim == 0:
@@ -195,7 +195,7 @@ def median_dim(x: Array, dim: int, keepdim: bool = False) -> _Pair:
     return _at(_sorted(x, dim), position, dim, keepdim)
 
 
-@lowers("nanmedian.dim")
+@register_lowering("nanmedian.dim")
 def nanmedian_dim(x: Array, dim: int, keepdim: bool = False) -> _Pair:
     """Returns the lower one of the medians of what is not NaN."""
     if x.ndim == 0:
@@ -209,17 +209,17 @@ def _empty_median(x: Array) -> Array:
     return jnp.full((), jnp.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0, x.dtype)
 
 
-@lowers("median.default")
+@register_lowering("median.default")
 def median(x: Array) -> Array:
     return median_dim(x.reshape(-1), 0)[0] if x.size else _empty_median(x)
 
 
-@lowers("nanmedian.default")
+@register_lowering("nanmedian.default")
 def nanmedian(x: Array) -> Array:
     return nanmedian_dim(x.reshape(-1), 0)[0] if x.size else _empty_median(x)
 
 
-@lowers("mode.default")
+@register_lowering("mode.default")
 def mode(x: Array, dim: int = -1, keepdim: bool = False) -> _Pair:
     """Returns the smallest of the most frequent values: the first longest run after sorting."""
     if x.ndim == 0:

@@ -14,7 +14,7 @@ import jax.scipy.special as jsp
 from jax import Array, lax
 
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Predicate, Promotion, pointwise
+from dynamo_backends.xla.lowering.registry import Predicate, Promotion, register_pointwise
 
 _ALL = slice(0, None)
 
@@ -39,7 +39,9 @@ def register_special_function(
             return fn(*wide)
 
         names_ = [n if "." in n else f"{n}.default" for n in names]
-        pointwise(*names_, promote=Promotion.INT_TO_FLOAT, operands=operands, when=when)(lowering)
+        register_pointwise(*names_, promote=Promotion.INT_TO_FLOAT, operands=operands, when=when)(
+            lowering
+        )
         return fn
 
     return register
@@ -49,7 +51,7 @@ def _is_narrow(x: object) -> bool:
     return isinstance(x, Array) and jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 8
 
 
-pointwise("erf.default", promote=Promotion.INT_TO_FLOAT)(lax.erf)
+register_pointwise("erf.default", promote=Promotion.INT_TO_FLOAT)(lax.erf)
 register_special_function("erfc")(lax.erfc)
 register_special_function("erfinv")(lax.erf_inv)
 register_special_function("i0")(jsp.i0)
@@ -288,11 +290,11 @@ def _hermite(ctx: Context, x: Array, n: Array, factor: int) -> Array:
     return jnp.where(jnp.trunc(n) > limit, jnp.nan, value)
 
 
-@pointwise(*_names("hermite_polynomial_h"), promote=Promotion.INT_TO_FLOAT)
+@register_pointwise(*_names("hermite_polynomial_h"), promote=Promotion.INT_TO_FLOAT)
 def hermite_h(ctx: Context, x: Array, n: Array) -> Array:
     return _hermite(ctx, x, n, 2)
 
 
-@pointwise(*_names("hermite_polynomial_he"), promote=Promotion.INT_TO_FLOAT)
+@register_pointwise(*_names("hermite_polynomial_he"), promote=Promotion.INT_TO_FLOAT)
 def hermite_he(ctx: Context, x: Array, n: Array) -> Array:
     return _hermite(ctx, x, n, 1)

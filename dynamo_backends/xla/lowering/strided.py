@@ -14,7 +14,7 @@ from torch import fx
 from dynamo_backends.graph.layouts import dense_order, dense_strides
 from dynamo_backends.xla.dtypes import accumulation_dtype, to_jax
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import lowers
+from dynamo_backends.xla.lowering.registry import register_lowering
 
 
 def _offset(x: torch.Tensor, storage_offset: int | None) -> int:
@@ -68,7 +68,7 @@ def _begin(ctx: Context, offset: int | None) -> int:
     return _offset(ctx.node.args[0].meta["val"], offset)  # type: ignore[union-attr]
 
 
-@lowers(
+@register_lowering(
     "as_strided.default",
     "as_strided_copy.default",
     when=lambda node: _outside_memory(node, 1),
@@ -91,7 +91,7 @@ def as_strided(
     return jnp.take(memory, _places(size, stride, begin), mode="clip")
 
 
-@lowers("as_strided_scatter.default", when=lambda node: _outside_memory(node, 2))
+@register_lowering("as_strided_scatter.default", when=lambda node: _outside_memory(node, 2))
 def as_strided_scatter(
     ctx: Context,
     self: jax.Array,
@@ -131,7 +131,7 @@ def _reinterpret(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return lax.bitcast_convert_type(grouped, dtype)
 
 
-@lowers("view.dtype", "view_copy.dtype", "prims::view_element_type.default")
+@register_lowering("view.dtype", "view_copy.dtype", "prims::view_element_type.default")
 def view_dtype(ctx: Context, self: jax.Array, dtype: torch.dtype) -> jax.Array:
     target = to_jax(dtype)
     if self.dtype == target:
@@ -162,7 +162,7 @@ def _taps(kernel_size: Pair, dilation: Pair) -> Iterator[tuple[int, int]]:
         yield i * dilation[0], j * dilation[1]
 
 
-@lowers("im2col.default")
+@register_lowering("im2col.default")
 def im2col(
     ctx: Context,
     self: jax.Array,
@@ -187,7 +187,7 @@ def im2col(
     return jnp.stack(parts, self.ndim - 2).reshape(ctx.out.shape)
 
 
-@lowers("col2im.default")
+@register_lowering("col2im.default")
 def col2im(
     ctx: Context,
     self: jax.Array,

@@ -15,7 +15,7 @@ from torch import fx
 
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
-from dynamo_backends.xla.lowering.registry import Layout, lowers
+from dynamo_backends.xla.lowering.registry import Layout, register_lowering
 from dynamo_backends.xla.lowering.values import Value, channels_last, wrap_channels_last
 
 _MOST_TAPS = 16  # beyond, a product with a matrix is cheaper
@@ -243,7 +243,7 @@ def _antialiased(align_corners: bool, order: int) -> Table:
 
 
 def _register_nearest(name: str, spatial: int, exact: bool) -> None:
-    @lowers(f"{name}.default", layout=Layout.RAW)
+    @register_lowering(f"{name}.default", layout=Layout.RAW)
     def forward(
         ctx: Context, self: Value, output_size: Sequence[int], *scales: float | None
     ) -> Value:
@@ -254,7 +254,7 @@ def _register_nearest(name: str, spatial: int, exact: bool) -> None:
             array = resample(array, axis, nearest(array.shape[axis], count, scale, exact))
         return wrap_channels_last(ctx, self, array)
 
-    @lowers(f"{name}_backward.default", layout=Layout.RAW)
+    @register_lowering(f"{name}_backward.default", layout=Layout.RAW)
     def backward(
         ctx: Context,
         grad_output: Value,
@@ -266,7 +266,7 @@ def _register_nearest(name: str, spatial: int, exact: bool) -> None:
 
 
 def _register(name: str, spatial: int, table: Callable[[bool], Table]) -> None:
-    @lowers(f"{name}.default", layout=Layout.RAW, when=_integers)
+    @register_lowering(f"{name}.default", layout=Layout.RAW, when=_integers)
     def forward(
         ctx: Context,
         self: Value,
@@ -276,7 +276,7 @@ def _register(name: str, spatial: int, table: Callable[[bool], Table]) -> None:
     ) -> Value:
         return _upsample(ctx, self, _all(scales, spatial), table(align_corners))
 
-    @lowers(f"{name}_backward.default", layout=Layout.RAW)
+    @register_lowering(f"{name}_backward.default", layout=Layout.RAW)
     def backward(
         ctx: Context,
         grad_output: Value,

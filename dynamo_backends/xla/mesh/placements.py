@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from dynamo_backends.aot.step.mesh.parallel import default_batch, fitted, mesh_of, placement_of
+from dynamo_backends.aot.step.mesh.parallel import (
+    default_batch,
+    mesh_of,
+    normalize_placement,
+    placement_of,
+)
 from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.interface.errors import OptionError, did_you_mean
 from dynamo_backends.interface.mesh import Mesh, Placed, Placement
@@ -59,7 +64,9 @@ class MeshPlacements:
         for pattern, placement in self.placements.items():
             if _is_called(name, pattern):
                 advice = f"Give {pattern!r} another placement."
-                return fitted(placement, shape, self.mesh, f"the weight {name}", advice)
+                return normalize_placement(
+                    placement, shape, self.mesh, f"the weight {name}", advice
+                )
         return self.mesh.replicated
 
     def _warn_of_unknown(self, names: Collection[str]) -> None:

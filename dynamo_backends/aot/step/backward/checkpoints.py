@@ -33,8 +33,8 @@ from dynamo_backends._torch_private.nodes import (
     graph_task,
     set_generator_state,
 )
-from dynamo_backends.aot.step.backward.engine import Recomputation
-from dynamo_backends.aot.step.backward.tape import Tape, call_of_record, current_tape
+from dynamo_backends.aot.step.backward.engine import RecomputationNeeded
+from dynamo_backends.aot.step.backward.tape import Tape, current_tape, dispatch_to_function_mode
 
 
 @dataclass
@@ -107,7 +107,7 @@ class _RegionHook:
 
 
 class Pack(_RegionHook):
-    """Saves tensors of a region, or holders instead of them."""
+    """Packs a saved tensor of a checkpointed region (a `saved_tensors_hooks` pack hook)."""
 
     def __call__(self, tensor: Tensor) -> Any:
         """Saves a tensor, or a holder instead of it."""
@@ -134,7 +134,7 @@ class Pack(_RegionHook):
 
 
 class Unpack(_RegionHook):
-    """Finds what `Pack` has not saved."""
+    """Unpacks a saved tensor of a checkpointed region, recomputing it if necessary."""
 
     def __call__(self, saved: Any) -> Tensor:
         """Returns the saved tensor, recomputed if the region did not keep it."""
@@ -144,7 +144,7 @@ class Unpack(_RegionHook):
         running = tape.running
         if running is not None:
             if self.number not in running.recomputed:
-                raise Recomputation(self.number)
+                raise RecomputationNeeded(self.number)
             return running.recomputed[self.number][saved]
         region, task = tape.regions[self.number], graph_task()
         if task not in region.by_task:
@@ -159,7 +159,7 @@ class Unpack(_RegionHook):
 # The functions that records hold.
 
 
-@call_of_record
+@dispatch_to_function_mode
 def open_region(preserves: bool, stops_early: bool, checks: bool) -> None:
     """Begins a checkpoint's region in the record."""
     tape, region = current_tape(), Region(preserves, stops_early, checks)
@@ -168,13 +168,13 @@ def open_region(preserves: bool, stops_early: bool, checks: bool) -> None:
     tape.places.append((None, 0))
 
 
-@call_of_record
+@dispatch_to_function_mode
 def begin_recomputation(number: int) -> None:
     """Begins the second run of a region."""
     current_tape().regions[number].begin()
 
 
-@call_of_record
+@dispatch_to_function_mode
 def end_recomputation(number: int, depth: int) -> None:
     """Ends a checkpoint's recomputation.
 
@@ -191,7 +191,7 @@ def end_recomputation(number: int, depth: int) -> None:
         tape.passes[depth].recomputed[number] = recomputed
 
 
-@call_of_record
+@dispatch_to_function_mode
 def save_in_region(*tensors: Tensor) -> None:
     """Saves tensors as autograd does; a call of the record, with which a recomputation may end."""
     pack, _ = saved_hooks()
@@ -214,8 +214,8 @@ def must_stop(state: Any, tape: Tape) -> bool:
     return hooks is not None and hooks[0].is_second and tape.regions[hooks[0].number].is_recomputed
 
 
-class CheckpointPlace:
-    """A place in a backward pass that needs values which a checkpoint has not saved.
+class RecomputeCallback:
+    """Recomputes a checkpointed region when a backward pass needs its saved tensors.
 
     Args:
         passes: The places of user code of the segment.
@@ -293,7 +293,7 @@ class CheckpointPlace:
 class SavedTensors:
     """Tensors that Python code has saved in a region."""
 
-    place: CheckpointPlace
+    place: RecomputeCallback
     index: int
 
     def tensors(self) -> Sequence[Tensor]:
@@ -310,8 +310,8 @@ def _hooks(number: int, is_second: bool) -> Iterator[None]:
         yield
 
 
-def outside_regions() -> contextlib.AbstractContextManager[Any]:
-    """Inside: autograd saves tensors themselves."""
+def disabling_region_hooks() -> contextlib.AbstractContextManager[Any]:
+    """Disables the region's saved-tensor hooks (context manager)."""
     if saved_hooks() is None:
         return contextlib.nullcontext()
     return saved_tensors_hooks(_same, _same)
@@ -346,7 +346,7 @@ def region(session: Any, original: Any, *args: Any, **kwargs: Any) -> Generator[
         early_stop_setting(given.get("early_stop", True)),
         given["determinism_check"] == "default",
     )
-    place = CheckpointPlace(passes, number, given["fn"], given["args"], given["kwargs"], saved)
+    place = RecomputeCallback(passes, number, given["fn"], given["args"], given["kwargs"], saved)
     passes.add_region(place)
     with _hooks(number, is_second=False), passes.in_region(place, is_second=False):
         yield
@@ -363,7 +363,7 @@ def _why_not(given: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class GeneratorState:
-    """Stands for a state.
+    """Refers to a saved state of torch's generator by its number.
 
     Attributes:
         number: Which one of the calls since the last cut.
@@ -372,23 +372,23 @@ class GeneratorState:
     number: int
 
 
-@call_of_record
-def keep_state() -> None:
-    """Saves the generator's state at a checkpoint."""
+@dispatch_to_function_mode
+def save_rng_state() -> None:
+    """Saves the state of torch's generator when a checkpointed region begins."""
     current_tape().states.append(generator_state())
 
 
-@call_of_record
-def use_state(number: int) -> None:
-    """Puts a state back."""
+@dispatch_to_function_mode
+def restore_rng_state(number: int) -> None:
+    """Restores the generator's state that `save_rng_state` saved under a number."""
     set_generator_state(current_tape().states[number])
 
 
-def get_state(session: Any) -> GeneratorState | None:
-    """Returns what `torch.get_rng_state` returns to a checkpoint; None to others."""
+def rng_state_for_checkpoint(session: Any) -> GeneratorState | None:
+    """Stands in for `torch.get_rng_state` when a checkpoint calls it; else None."""
     if torch.cuda.is_initialized() or not _is_called_by_checkpoint():
         return None
-    keep_state()
+    save_rng_state()
     return session.nested.next_state()
 
 

@@ -34,8 +34,8 @@ Edge = tuple[Any, int]
 _USED = "dynamo_backends: saved tensors are freed"
 
 
-class Recomputation(Exception):
-    """A node needs tensors that a checkpoint has not saved."""
+class RecomputationNeeded(Exception):
+    """Raised when an autograd node needs tensors that a checkpoint has not saved."""
 
     def __init__(self, number: int):
         super().__init__(number)
@@ -43,8 +43,8 @@ class Recomputation(Exception):
 
 
 @dataclass
-class Places:
-    """The places of a backward pass at which user code runs.
+class CallbackSites:
+    """Lists, per autograd node, where a backward pass calls user code (hooks, functions).
 
     Attributes:
         hooks: Numbers of hooks on results and which of a node's inputs they are on, by node; in the
@@ -96,7 +96,7 @@ class BackwardPass:
         self,
         roots: Sequence[Edge],
         gradients: Sequence[Tensor | None],
-        places: Places,
+        places: CallbackSites,
         *,
         retain_graph: bool,
         create_graph: bool,
@@ -187,7 +187,7 @@ class BackwardPass:
             try:
                 results = call_node(node, arrived)
                 break
-            except Recomputation as needed:
+            except RecomputationNeeded as needed:
                 number = needed.number
             yield number, ()
         if frees:

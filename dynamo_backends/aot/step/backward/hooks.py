@@ -72,7 +72,7 @@ def _tables(leaf: Tensor) -> Tables:
 
 
 def options_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of a backward pass, by the names of `torch.autograd.backward`."""
+    """Binds the arguments of a backward call to the names of `torch.autograd.backward`."""
     names = ["tensors", "grad_tensors", "retain_graph", "create_graph", "inputs"]
     if func is torch.autograd.backward:
         names.insert(4, "grad_variables")
@@ -104,7 +104,7 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
 
 
 def are_tensors(given: dict[str, Any]) -> bool:
-    """Returns whether a pass begins and ends at tensors: not at nodes."""
+    """Returns whether a backward call names tensors only, not nodes, as roots and inputs."""
     ends = *as_tuple(given["tensors"]), *as_tuple(given.get("inputs", ()))
     return not given.get("is_grads_batched") and all(isinstance(t, Tensor) for t in ends)
 
@@ -112,7 +112,7 @@ def are_tensors(given: dict[str, Any]) -> bool:
 def checked_gradients(
     found: Sequence[Tensor | None], inputs: Sequence[Tensor], given: dict[str, Any]
 ) -> tuple[Tensor | None, ...]:
-    """Returns what `torch.autograd.grad` returns, of the gradients that a pass has found."""
+    """Checks for unused inputs as `torch.autograd.grad` does; fills in zeros if asked."""
     materializes = given.get("materialize_grads")
     if not (given.get("allow_unused", materializes)) and any(g is None for g in found):
         raise RuntimeError(
@@ -217,8 +217,8 @@ def _accumulate(leaf: Tensor, gradient: Tensor, is_new: bool) -> None:
 
 
 @dataclass(eq=False)
-class HookPlace:
-    """A hook on a result.
+class TensorHookCallback:
+    """Calls a user's tensor hook on the gradient that arrives at a result.
 
     Attributes:
         tensor: The number of the result.
@@ -234,8 +234,8 @@ class HookPlace:
 
 
 @dataclass(eq=False)
-class NodeHookPlace:
-    """A hook on an autograd node.
+class NodeHookCallback:
+    """Calls a user's hook that is registered on an autograd node.
 
     Attributes:
         hooks: The hook, by its handle; empty once that is removed.
@@ -260,8 +260,8 @@ class NodeHookPlace:
 
 
 @dataclass(eq=False)
-class RetainedPlace:
-    """The place at which a result's gradient becomes its attribute `grad`."""
+class RetainGradCallback:
+    """Stores the gradient of a result that retains it in its `grad`."""
 
     tensor: int
     find: Callable[[int], Tensor | None]
@@ -286,8 +286,8 @@ def register(hook: Any, hooks: dict[int, Any]) -> RemovableHandle:
     return handle
 
 
-def on_input(place: HookPlace, i: int) -> Callable[[Gradients], Gradients]:
-    """Returns a hook on a result as one before the node that has made it."""
+def as_node_prehook(place: TensorHookCallback, i: int) -> Callable[[Gradients], Gradients]:
+    """Turns a tensor hook on output i into a prehook on the node that made it."""
 
     def hook(gradients: Gradients) -> Gradients:
         (gradient,) = place((gradients[i],))

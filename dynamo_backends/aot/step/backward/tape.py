@@ -27,7 +27,13 @@ from dynamo_backends._torch_private.placeholders import (
     pop_function_mode,
     push_function_mode,
 )
-from dynamo_backends.aot.step.backward.engine import BackwardPass, Edge, Place, Places, is_executed
+from dynamo_backends.aot.step.backward.engine import (
+    BackwardPass,
+    CallbackSites,
+    Edge,
+    Place,
+    is_executed,
+)
 from dynamo_backends.interface.errors import StepCaptureError
 
 P = ParamSpec("P")
@@ -57,7 +63,7 @@ class Tape:
         self.places: list[Edge] = []
         self.answers: Callable[[int, tuple[Tensor | None, ...]], Any] | None = None
         self.nodes: list[Any] = []
-        self._places = Places()
+        self._places = CallbackSites()
         self._retained: list[tuple[int, Tensor]] = []
         self.passes: list[BackwardPass] = []
         self.regions: dict[int, Any] = {}
@@ -196,8 +202,8 @@ def _kind(name: str) -> Any:
 # The functions that records hold. In a trace a mode gives them the tensors of the trace.
 
 
-def call_of_record(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a function one that reaches torch function modes, as those of torch do."""
+def dispatch_to_function_mode(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorates a function so that torch function modes see its calls."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -212,11 +218,11 @@ def call_of_record(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-@call_of_record
-def attach(
+@dispatch_to_function_mode
+def attach_function_node(
     name: str, outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...], written: tuple[int, ...]
 ) -> None:
-    """Attaches the node of a function of the user's to what it has computed.
+    """Attaches the autograd node of a user's `autograd.Function` to its outputs.
 
     Args:
         name: Name of the function.
@@ -228,27 +234,27 @@ def attach(
     current_tape().add((outputs[0].grad_fn, 0), is_node=True)
 
 
-@call_of_record
-def mark(tensor: Tensor) -> None:
-    """Marks the place of hooks on a result."""
+@dispatch_to_function_mode
+def mark_hooked_result(tensor: Tensor) -> None:
+    """Marks a result with tensor hooks as a stop of the backward pass."""
     current_tape().add(edge_of(tensor), is_node=False)
 
 
-@call_of_record
-def retain(tensor: Tensor) -> None:
-    """Marks a result whose gradient is retained."""
+@dispatch_to_function_mode
+def mark_retained_grad(tensor: Tensor) -> None:
+    """Calls `retain_grad` on a result and marks it as a stop of the backward pass."""
     tensor.retain_grad()
     current_tape().add_retained(tensor)
 
 
-@call_of_record
+@dispatch_to_function_mode
 def find_node(tensor: Tensor) -> tuple[int, str]:
     """Finds where a tensor's gradient arrives: the number of the node, and its name."""
     node, _ = edge_of(tensor)
     return current_tape().number_of(node), node.name()
 
 
-@call_of_record
+@dispatch_to_function_mode
 def find_edges(number: int) -> tuple[Any, ...]:
     """Finds what follows a node in a backward pass.
 
@@ -271,7 +277,7 @@ def find_edges(number: int) -> tuple[Any, ...]:
     return tuple(found)
 
 
-@call_of_record
+@dispatch_to_function_mode
 def mark_node(number: int, is_before: bool) -> int:
     """Marks the place of a hook on a node; returns how many results the node has."""
     tape = current_tape()
@@ -280,9 +286,11 @@ def mark_node(number: int, is_before: bool) -> int:
     return len(node.next_functions)
 
 
-@call_of_record
-def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number: int) -> bool:
-    """Returns whether a backward pass calls a node.
+@dispatch_to_function_mode
+def backward_reaches_node(
+    roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number: int
+) -> bool:
+    """Returns whether a backward pass from these roots reaches a node.
 
     Args:
         roots: Where it begins.
@@ -295,12 +303,12 @@ def asks_for(roots: tuple[Tensor, ...], ends: tuple[Tensor, ...] | None, number:
     return is_executed(node, [edge_of(t)[0] for t in roots], of_ends)
 
 
-MARKS = (retain, find_node, find_edges, mark_node, asks_for)
+MARKS = (mark_retained_grad, find_node, find_edges, mark_node, backward_reaches_node)
 """What is part of a record although it computes nothing."""
 
 
-@call_of_record
-def begin(
+@dispatch_to_function_mode
+def begin_backward(
     depth: int,
     roots: tuple[Tensor, ...],
     gradients: tuple[Tensor | None, ...],
@@ -311,7 +319,7 @@ def begin(
     retain_graph: bool,
     create_graph: bool,
 ) -> Place:
-    """Begins a backward pass, up to the first place of user code.
+    """Runs a backward pass up to the first user code; returns that stop's number.
 
     Args:
         depth: How many passes it is part of.
@@ -332,9 +340,9 @@ def begin(
     )  # fmt: skip
 
 
-@call_of_record
-def proceed(depth: int, reply: tuple[Tensor | None, ...]) -> Place:
-    """Goes on with a backward pass, up to the next place of user code.
+@dispatch_to_function_mode
+def resume_backward(depth: int, reply: tuple[Tensor | None, ...]) -> Place:
+    """Resumes a backward pass with the user code's gradients, up to the next stop.
 
     Args:
         depth: How many passes it is part of.

@@ -113,10 +113,10 @@ def _dimension(given: Any, what: str) -> int | None:
     )
 
 
-def fitted(
+def normalize_placement(
     placement: Placement, shape: Sequence[int], mesh: Mesh, what: str, advice: str
 ) -> Placement:
-    """Returns a placement with its dimensions counted from the front.
+    """Normalizes negative dimensions of a placement; checks that it splits evenly.
 
     Args:
         placement: As given.
@@ -189,7 +189,7 @@ class Parallel:
             if any(fnmatchcase(name, pattern) for name in names):
                 what = f"the parameter {names[0]}"
                 advice = f"Give {pattern!r} another placement."
-                return fitted(placement, parameter.shape, self.mesh, what, advice)
+                return normalize_placement(placement, parameter.shape, self.mesh, what, advice)
         return self._split(parameter) if self.kind == "fsdp" else self.mesh.replicated
 
     def _split(self, parameter: Tensor) -> Placement:
@@ -214,7 +214,9 @@ class Parallel:
             "Use a batch that divides (DataLoader(drop_last=True)), or hold what is no part of the "
             "batch in a buffer of the model."
         )
-        return fitted(self.batch, tensor.shape, self.mesh, "a tensor of the batch", advice)
+        return normalize_placement(
+            self.batch, tensor.shape, self.mesh, "a tensor of the batch", advice
+        )
 
     def of_part(self, tensor: Tensor) -> Placement:
         """Returns the placement of a tensor of which each process passes a part.
@@ -225,7 +227,7 @@ class Parallel:
         if not tensor.dim():
             return self.mesh.replicated
         whole = self.mesh.whole_shape(self.batch, tensor.shape)
-        return fitted(self.batch, whole, self.mesh, "a tensor of the batch", "")
+        return normalize_placement(self.batch, whole, self.mesh, "a tensor of the batch", "")
 
     def check_batch(self, batch: Sequence[Any]) -> None:
         """Raises if a tensor of a batch cannot be split (see `of_batch`)."""
@@ -289,7 +291,7 @@ def parallel_of(
 
 
 def default_batch(mesh: Mesh, placements: Mapping[str, Placement]) -> Placement:
-    """Split over the dimensions of the mesh that split no parameter that the user has placed."""
+    """Returns the placement that splits the batch over mesh dims without parameter shards."""
     columns = zip(*placements.values(), strict=True) if placements else ((),) * len(mesh.sizes)
     return tuple(None if any(d is not None for d in column) else 0 for column in columns)
 

@@ -24,14 +24,14 @@ _TAKEN = (
 )
 
 
-def replicated(models: Sequence[nn.Module]) -> list[Any]:
-    """Returns those of a step's models that are in `DistributedDataParallel`."""
+def find_ddp_models(models: Sequence[nn.Module]) -> list[Any]:
+    """Returns those of a step's models that are wrapped in `DistributedDataParallel`."""
     kind = torch.nn.parallel.DistributedDataParallel
     return [model for model in models if isinstance(model, kind)]
 
 
 def mesh_of_replicas(replicas: Sequence[Any], mesh: Any, parallel: Any) -> Any:
-    """The mesh that stands for what replicas mean; None: there is one process, or no replica.
+    """Returns the mesh that replaces `DistributedDataParallel`; None: there is none.
 
     Raises:
         StepCaptureError: One does more than to average gradients over all processes.
@@ -71,19 +71,19 @@ def _more_than_average(replica: Any) -> str | None:
     return None
 
 
-def with_modules(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function in which replicas that were taken off call their modules."""
+def wrap_to_bypass_ddp(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function so that disabled DDP wrappers call their modules directly."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with calling_modules():
+        with bypassing_ddp():
             return function(*args, **kwargs)
 
     return call
 
 
-def take_off(replica: Any) -> None:
-    """Ends a replica's work: it calls its module, and its parameters are free to move."""
+def disable_ddp(replica: Any) -> None:
+    """Disables a DDP wrapper: its forward calls the module, its reducer is dropped."""
     module = replica.module
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -103,8 +103,8 @@ _thread = _Thread()
 
 
 @contextlib.contextmanager
-def calling_modules() -> Iterator[None]:
-    """Inside a step is captured: replicas that were taken off call their modules."""
+def bypassing_ddp() -> Iterator[None]:
+    """Lets disabled DDP wrappers call their modules during capture (context manager)."""
     before, _thread.captures = _thread.captures, True
     try:
         yield

@@ -201,7 +201,7 @@ def _check_whole(backend: Backend, graph: Graph, plan: Plan) -> None:
 
 
 def program_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph) -> StepProgram:
-    """Returns the program of a step, from disk if it is there.
+    """Loads a step's program from the disk cache, or compiles it.
 
     Args:
         backend: What compiles it.
@@ -224,7 +224,7 @@ def program_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph
 
 
 def parts_of_step(backend: Backend, options: Options, plan: Plan, graph: Graph) -> dict[str, bytes]:
-    """Returns what is kept on disk of a step that was loaded; it is compiled where that is gone.
+    """Returns the serialized parts of a cached step; compiles it if they are gone.
 
     A program that was loaded is not dumped again: XLA's lack functions then.
     """
@@ -300,8 +300,8 @@ def refuse_shared_writes(
 
 
 @contextlib.contextmanager
-def refused_by(backend: str) -> Iterator[None]:
-    """Inside: what fails while a captured step is compiled is a refusal, with a way out."""
+def reporting_compile_errors(backend: str) -> Iterator[None]:
+    """Turns errors of step compilation into `StepCaptureError` (context manager)."""
     try:
         yield
     except DynamoBackendsError:

@@ -26,7 +26,7 @@ from dynamo_backends.aot.step.program.recording import (
 )
 from dynamo_backends.aot.step.program.scalars import Scalars
 from dynamo_backends.aot.step.program.straight_line import StraightLine
-from dynamo_backends.aot.step.program.substitution import Substitution, nodes_of
+from dynamo_backends.aot.step.program.substitution import Substitution, call_and_collect_nodes
 from dynamo_backends.aot.step.record.abstract import fake_of
 from dynamo_backends.aot.step.source_lines import line_of, user_line
 from dynamo_backends.aot.step.state.aliases import Aliases, Key
@@ -79,14 +79,14 @@ class Gradients:
         return tuple(i for i in self.entering if self._fakes[i].grad is None)
 
 
-def record(
+def trace_record(
     calls: StraightLine,
     definition: Definition,
     inventory: Inventory,
     batch: Sequence[Tensor],
     numbers_on: torch.device,
 ) -> Recording:
-    """Traces the calls of a record.
+    """Traces the recorded calls of a step on fake tensors into one FX graph.
 
     Args:
         calls: To be traced.
@@ -352,7 +352,7 @@ class Provenance(TorchDispatchMode):
         """Executes a call, and notes what there is to note on the nodes it leaves."""
         if func.namespace == "prim":  # a tensor's device, or its layout
             return func(*args, **(kwargs or {}))
-        result, nodes = nodes_of(partial(func, *args, **(kwargs or {})))
+        result, nodes = call_and_collect_nodes(partial(func, *args, **(kwargs or {})))
         _note_line(nodes)
         if torch.Tag.nondeterministic_seeded in func.tags:
             mark_generator_state(nodes, _next_state())

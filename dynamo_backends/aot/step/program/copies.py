@@ -48,8 +48,8 @@ class TensorBackups:
 
 
 @contextmanager
-def all_or_nothing(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Inside: a step in eager. If it fails, tensors and gradients are what they were before."""
+def restoring_on_error(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restores tensors and gradients if the step fails (context manager)."""
     gradients = [t.grad for t in tensors]
     living = [*tensors, *(g for g in gradients if g is not None)]
     copies = TensorBackups({i: t.detach() for i, t in enumerate(living)})

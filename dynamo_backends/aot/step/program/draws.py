@@ -62,7 +62,7 @@ def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
 
 
 def hoist(graph: Graph, seeded: bool = False) -> tuple[Graph, Draws]:
-    """Makes what a step draws an input of its graph, if no draw depends on data.
+    """Hoists random calls out of the graph: each becomes an input, if none depends on data.
 
     Args:
         graph: Changed in place.

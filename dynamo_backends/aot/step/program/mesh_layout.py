@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.mesh.across import whole_batch
+from dynamo_backends.aot.step.mesh.multiprocess import fake_global_batch
 from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.record.segment import Segment
@@ -74,7 +74,7 @@ def layout_of(
 
 
 class LikeBatch:
-    """The placement of what has the batch in its first dimension, as far as can be seen.
+    """Guesses the placement of tensors whose first dimension is the batch dimension.
 
     Results do not depend on it: it says where elements are kept.
     """
@@ -121,8 +121,8 @@ def move_written(
         trie.note_move(number)
 
 
-class WholeBatch:
-    """The arguments of a call, of which this process has a part."""
+class GlobalBatch:
+    """Holds a call's arguments, of whose global batch this process has a part."""
 
     def __init__(self, parallel: Parallel, arguments: Any):
         self._parallel = parallel
@@ -138,7 +138,7 @@ class WholeBatch:
             StepCaptureError: One of its tensors requires a gradient.
             OptionError: One has too few dimensions.
         """
-        trie.add_batch(whole_batch(self._parallel, self._tensors))
+        trie.add_batch(fake_global_batch(self._parallel, self._tensors))
 
     def parts(self, trie: Trie) -> dict[int, Tensor]:
         """Returns this process's parts, by the numbers of the batch."""

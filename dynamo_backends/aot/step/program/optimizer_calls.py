@@ -10,21 +10,21 @@ from torch import Tensor, fx
 from torch.optim import Optimizer
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.step.accumulation import override_method
 from dynamo_backends.aot.step.program.functionalization import metadata_of
 from dynamo_backends.aot.step.program.substitution import Substitution
 from dynamo_backends.aot.step.state.unsupported_hooks import has_global_hooks
-from dynamo_backends.aot.step.wrapped_function import override_method
 
 
 def take_traced_step(
     substitution: Substitution, optimizer: Any, overflows: Sequence[Tensor]
 ) -> None:
     """Takes an optimizer's step in a trace; it is taken back where gradients overflowed."""
-    formula = formula_of(optimizer)
+    formula = traceable_step_of(optimizer)
     with (
         substitution.inside_optimizer_step(optimizer),
         _restoring(substitution.all_fakes, overflows),
-        equal_updates(optimizer, substitution.fake, substitution.scalars.forget),
+        tracing_equal_updates_once(optimizer, substitution.fake, substitution.scalars.forget),
     ):
         if formula is None:
             optimizer.step()
@@ -54,8 +54,8 @@ def _restoring(
 # torch; where Python decides between two numbers, `torch.where` does.
 
 
-def formula_of(optimizer: Optimizer) -> Callable[..., Any] | None:
-    """Returns the function that replaces an optimizer's `step` during capture, or None."""
+def traceable_step_of(optimizer: Optimizer) -> Callable[..., Any] | None:
+    """Returns the traceable replacement of an optimizer's `step`; None: it has none."""
     return _FORMULAS.get(type(optimizer))
 
 
@@ -130,12 +130,12 @@ _INDEPENDENT = frozenset(
 
 
 @contextlib.contextmanager
-def equal_updates(
+def tracing_equal_updates_once(
     optimizer: torch.optim.Optimizer,
     fake_of: Callable[[Tensor], Tensor],
     note_write: Callable[[Tensor], None],
 ) -> Iterator[None]:
-    """Inside, in a trace: an optimizer's step updates one of all parameters that are alike.
+    """Traces one of each group of equal updates, copies the rest (context manager).
 
     Args:
         optimizer: The optimizer.

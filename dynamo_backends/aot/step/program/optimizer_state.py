@@ -23,8 +23,8 @@ _BRANCHING = ("RAdam", "ASGD", "Rprop")
 _ONE_BY_ONE = {"foreach": False, "fused": None}
 
 
-def has_formulas_for_graphs(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether it is captured with `capturable=True`."""
+def needs_capturable(optimizer: torch.optim.Optimizer) -> bool:
+    """Returns whether an optimizer is traced with `capturable=True`."""
     return type(optimizer).__name__ in _BRANCHING
 
 
@@ -82,7 +82,7 @@ def _temporary_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
 def traced_settings(
     optimizers: Sequence[torch.optim.Optimizer], numbers: Sequence[Tensor]
 ) -> Iterator[None]:
-    """Inside: the numbers of `group_numbers` are these tensors, and updates go one by one."""
+    """Puts traced tensors in place of optimizers' numbers (context manager)."""
     places = list(group_numbers(optimizers))
     structure = list(group_structure(optimizers))
     with restoring_groups(optimizers):
@@ -93,7 +93,7 @@ def traced_settings(
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group.update({k: v for k, v in _ONE_BY_ONE.items() if k in group})
-                if has_formulas_for_graphs(optimizer) and "capturable" in group:
+                if needs_capturable(optimizer) and "capturable" in group:
                     group["capturable"] = True
         yield
 

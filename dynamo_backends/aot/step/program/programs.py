@@ -21,7 +21,7 @@ WORTH = 0.98  # eager must take at most this part of the compiled step's time
 
 @dataclass
 class OnlineComparison:
-    """Chooses which program takes the next step, until the fastest is known.
+    """Times compiled programs and eager in turn on real steps, to choose the fastest.
 
     All take the same step, so none is lost by comparing.
 
@@ -53,13 +53,13 @@ class OnlineComparison:
         self.compiled[turn][:] = [math.inf] * STEPS
 
 
-def counting(steps: Sequence[float]) -> list[float]:
-    """Returns the times without the first run and without the first step of each later run."""
+def drop_warmup_times(steps: Sequence[float]) -> list[float]:
+    """Drops the first run's times, and the first step of each later run."""
     return [s for i, s in enumerate(steps) if i >= RUN and i % RUN]
 
 
 def _typical(steps: Sequence[float]) -> float:
-    return statistics.median(counting(steps))
+    return statistics.median(drop_warmup_times(steps))
 
 
 def eager_wins(compiled: float, eager: float) -> bool:

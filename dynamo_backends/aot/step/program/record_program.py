@@ -11,14 +11,14 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import TensorProperties
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.aot.step.mesh.across import gathered_batch, ranks_of
+from dynamo_backends.aot.step.mesh.multiprocess import gathered_batch, ranks_of
 from dynamo_backends.aot.step.program.backends import (
     StepBackend,
     refuse_shared_writes,
     refuse_sparse,
-    refused_by,
+    reporting_compile_errors,
 )
-from dynamo_backends.aot.step.program.capture import record
+from dynamo_backends.aot.step.program.capture import trace_record
 from dynamo_backends.aot.step.program.draws import hoist
 from dynamo_backends.aot.step.program.functionalization import functionalize
 from dynamo_backends.aot.step.program.mesh_layout import layout_of
@@ -56,7 +56,7 @@ CPU = torch.device("cpu")
 
 
 class SentNumbers:
-    """The numbers as a tensor; to another device than the host they are sent when they change."""
+    """Packs the numbers into one device tensor, which is sent again only on change."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -228,14 +228,14 @@ class RecordProgram:
         definition, parallel = self._programs.definition, self._programs.definition.parallel
         devices = (t.device for t in inventory.tensors if t.device.type != "cpu")
         where = next(devices, CPU) if backend.numbers_with_tensors else CPU
-        recording = record(self.calls, definition, inventory, batch, where)
+        recording = trace_record(self.calls, definition, inventory, batch, where)
         if self._pure:
             recording = replace(recording, gradients=(), batch_gradients=(), cleared=())
         self._sent = SentNumbers(where)
         self.recording = recording
         self.slots = tuple(inventory.slots)
         self.guards = Guards(inventory, recording)
-        with refused_by(backend.name):
+        with reporting_compile_errors(backend.name):
             graph, self.constants = functionalize(recording, backend.decompositions, self._pure)
             _PASSES(graph)
             refuse_sparse(graph, backend.name)

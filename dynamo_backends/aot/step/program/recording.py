@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dynamo_backends.aot.step.mesh.parallel import Parallel
-from dynamo_backends.aot.step.program.scalars import Answer
+from dynamo_backends.aot.step.program.scalars import ScalarGuard
 from dynamo_backends.aot.step.state.aliases import Aliases
 from dynamo_backends.graph.graph import Role
 
@@ -67,7 +67,7 @@ class Recording:
     gradients: tuple[tuple[int, int], ...]
     batch_gradients: tuple[tuple[int, int], ...]
     cleared: tuple[int, ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[ScalarGuard, ...]
     living: tuple[int, ...]
     batch_with_gradient: tuple[int, ...]
     aliases: Aliases

@@ -175,10 +175,10 @@ IN_OTHER_WORDS: dict[Callable[..., Any], Callable[..., Any]] = {
 """Functions with operators of their own, which backends may not know, and the same without."""
 
 
-def written(
+def mutated_tensors(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Tensor]:
-    """The tensors that a call writes to."""
+    """Yields the tensors that a call mutates: in-place targets and `out=`."""
     name = getattr(function, "__name__", "")
     if function in NEW_INSTEAD or (name.endswith("_") and not name.endswith("__")):
         targets = args[0] if args and isinstance(args[0], list | tuple) else args[:1]
@@ -192,8 +192,10 @@ def has_tensor_number(kwargs: dict[str, Any]) -> bool:
     return any(isinstance(kwargs.get(name), Tensor) for name in NUMBERS)
 
 
-def on_lists(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Returns a function that makes one call per tensor of a list, for one on lists; else None."""
+def unroll_foreach(
+    function: Callable[..., Any], call: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """Returns a `_foreach_` function as one call per tensor; None for other functions."""
     name = getattr(function, "__name__", "")
     if not name.startswith("_foreach_"):
         return None

@@ -26,17 +26,17 @@ from torch import Tensor
 from dynamo_backends._torch_private import disable_current_modes
 
 
-class Rank(enum.IntEnum):
-    """The kind of number that a tensor of a trace stands for; the higher decides on dtypes."""
+class PromotionRank(enum.IntEnum):
+    """Ranks scalars for type promotion: Python number, NumPy scalar, 0-d tensor."""
 
     PYTHON = 0
     NUMPY = 1
     TENSOR = 2
 
 
-def rank_of(value: Any) -> Rank:
-    """Returns the rank of a number among a step's inputs."""
-    return Rank.NUMPY if isinstance(value, numpy.generic) else Rank.PYTHON
+def promotion_rank(value: Any) -> PromotionRank:
+    """Returns the type-promotion rank of a number among a step's inputs."""
+    return PromotionRank.NUMPY if isinstance(value, numpy.generic) else PromotionRank.PYTHON
 
 
 def dtype_of(value: Any) -> torch.dtype:
@@ -69,7 +69,7 @@ _DIVISIONS = {
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A number made of the values of a step, such as `1 - lr * weight_decay`.
+    """Represents a symbolic scalar expression of a step, such as `1 - lr * weight_decay`.
 
     Attributes:
         function: What makes it; None for one of the values themselves.
@@ -116,8 +116,8 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """An answer that Python code got about a term: `convert(term)` gave `value`."""
+class ScalarGuard:
+    """Guards on a scalar: `convert(term)` gave `value` when the step was traced."""
 
     term: Term
     convert: Callable[[Any], Any]
@@ -138,10 +138,10 @@ class Scalars:
 
     def __init__(self, numbers: Sequence[Any], living: Sequence[Any] = ()):
         self.values = tuple(numbers)
-        self.answers: dict[tuple[Any, ...], Answer] = {}
+        self.answers: dict[tuple[Any, ...], ScalarGuard] = {}
         self._living = tuple(living)
         self._terms: dict[int, tuple[Tensor, Term]] = {}
-        self._ranks: dict[int, tuple[Tensor, Rank]] = {}
+        self._ranks: dict[int, tuple[Tensor, PromotionRank]] = {}
         self._made: dict[tuple[Any, ...], Tensor] = {}
         self._known: dict[Term, Any] = {}
 
@@ -155,7 +155,7 @@ class Scalars:
         if tensor.dtype is torch.float64:  # else it is an integer
             tensor = tensor.to(dtype_of(value))
         self._terms[id(tensor)] = tensor, Term(None, index=index, dtype=tensor.dtype)
-        self._ranks[id(tensor)] = tensor, rank_of(value)
+        self._ranks[id(tensor)] = tensor, promotion_rank(value)
         return tensor
 
     def add_living(self, tensor: Tensor, number: int) -> None:
@@ -182,12 +182,12 @@ class Scalars:
         term = self.term(value)
         return term if term is not None and not any(True for _ in term.living()) else None
 
-    def rank(self, value: Any) -> Rank:
+    def rank(self, value: Any) -> PromotionRank:
         """Returns what a tensor of the trace stands for, or what a number is."""
         if not isinstance(value, Tensor):
-            return rank_of(value)
+            return promotion_rank(value)
         found = self._ranks.get(id(value))
-        return found[1] if found is not None else Rank.TENSOR
+        return found[1] if found is not None else PromotionRank.TENSOR
 
     def are_all(self, tensors: Sequence[Tensor]) -> bool:
         """Returns whether there are tensors among the arguments and all of them are terms."""
@@ -195,14 +195,14 @@ class Scalars:
 
     def as_number(self, tensor: Tensor) -> Tensor:
         """Returns what stands for `tensor.item()`."""
-        if self.rank(tensor) is Rank.PYTHON:
+        if self.rank(tensor) is PromotionRank.PYTHON:
             return tensor
         result: Tensor = (
             self.apply(torch.Tensor.double, (tensor,), {})
             if id(tensor) in self._terms
             else tensor.double()
         )
-        self._ranks[id(result)] = result, Rank.PYTHON
+        self._ranks[id(result)] = result, PromotionRank.PYTHON
         return result
 
     def align(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -211,7 +211,7 @@ class Scalars:
         Without it, a number would promote a 0-d tensor of float32 to float64.
         """
         ranks = [self.rank(t) for t in tensors]
-        top = max(ranks, default=Rank.TENSOR)
+        top = max(ranks, default=PromotionRank.TENSOR)
         if top is min(ranks, default=top):
             return {}
         dtype = common_dtype([t for t, rank in zip(tensors, ranks, strict=True) if rank is top])
@@ -235,7 +235,7 @@ class Scalars:
         """After a call on these tensors: numbers made of numbers are numbers."""
         if isinstance(result, Tensor) and not result.ndim and tensors:
             rank = max(map(self.rank, tensors))
-            if rank is not Rank.TENSOR:
+            if rank is not PromotionRank.TENSOR:
                 self._ranks.setdefault(id(result), (result, rank))
         return result
 
@@ -277,7 +277,7 @@ class Scalars:
             return
         divisor = args[0] if function in _REVERSED else args[1]
         term = self.term(divisor)
-        is_pythons = all(self.rank(a) is Rank.PYTHON for a in args)
+        is_pythons = all(self.rank(a) is PromotionRank.PYTHON for a in args)
         if term is not None and is_pythons and self.ask(term, _is_zero):
             raise ZeroDivisionError("division by zero")
 
@@ -287,7 +287,7 @@ class Scalars:
         if key not in self.answers:
             with disable_current_modes(), torch._C.DisableTorchFunction():
                 value = convert(term.evaluate((*self.values, *self._living), self._known))
-            self.answers[key] = Answer(term, convert, value)
+            self.answers[key] = ScalarGuard(term, convert, value)
         return self.answers[key].value
 
 

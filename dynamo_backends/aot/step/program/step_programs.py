@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.mesh.across import begin_alike, ranks_of
+from dynamo_backends.aot.step.mesh.multiprocess import broadcast_initial_state, ranks_of
 from dynamo_backends.aot.step.program.backends import StepBackend, step_backend
 from dynamo_backends.aot.step.program.mesh_layout import move_written
 from dynamo_backends.aot.step.program.optimizer_state import NewStateError, create_state
 from dynamo_backends.aot.step.program.record_program import TRACING, RecordProgram
 from dynamo_backends.aot.step.program.recording import Definition
 from dynamo_backends.aot.step.record.segment import Segment
-from dynamo_backends.aot.step.record.trie import Entry, Node, Trie
+from dynamo_backends.aot.step.record.trie import Entry, Trie, TrieNode
 from dynamo_backends.aot.step.state.arguments import shared_memory
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory
@@ -92,7 +92,7 @@ class StepState:
         if definition.parallel is not None and target is not None:
             ranks = ranks_of(definition.parallel)
             if ranks is not None:
-                begin_alike(ranks, definition.parallel, inventory, target.name)
+                broadcast_initial_state(ranks, definition.parallel, inventory, target.name)
             definition.parallel.settle(inventory, definition.models, definition.optimizers, target)
             return
         found = home_of(inventory.tensors)
@@ -159,7 +159,7 @@ class StepPrograms:
         self.settings = settings
         self.raises = raises
         self._uses = itertools.count()
-        self._failed: dict[Node, set[Any]] = {}  # with the arguments that shared memory
+        self._failed: dict[TrieNode, set[Any]] = {}  # with the arguments that shared memory
 
     def trie(self, key: Any) -> tuple[Trie, bool]:
         """Returns the record for a state of torch, and whether it is new."""
@@ -181,7 +181,7 @@ class StepPrograms:
             yield trie
             tries += [node.then for node in trie.root.subtree() if node.then is not None]
 
-    def _places(self) -> Iterator[Node]:
+    def _places(self) -> Iterator[TrieNode]:
         return itertools.chain.from_iterable(t.root.subtree() for t in self._all_tries())
 
     def rebind(self, replaced: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -13,7 +13,12 @@ from dynamo_backends._torch_private import (
     storage_id,
 )
 from dynamo_backends.aot.step.backward.engine import DONE
-from dynamo_backends.aot.step.backward.tape import Tape, begin, change_tape, proceed
+from dynamo_backends.aot.step.backward.tape import (
+    Tape,
+    begin_backward,
+    change_tape,
+    resume_backward,
+)
 from dynamo_backends.aot.step.record.interpreter import TakeStep, execute
 from dynamo_backends.aot.step.record.templates import Number, leaves
 from dynamo_backends.aot.step.record.trie import Entry, Trie
@@ -105,13 +110,13 @@ class _Passes:
             later = reversed(graph_being_traced().nodes)
             nodes = itertools.takewhile(lambda node: node is not self._before, later)
             mark_backward_pass(list(nodes), next(self._numbers))
-        if entry is not None and entry.function is begin and _is_part(entry):
+        if entry is not None and entry.function is begin_backward and _is_part(entry):
             self._before = next(iter(reversed(graph_being_traced().nodes)))
 
 
 def _is_part(entry: Entry) -> bool:
     """Returns whether a call is a part of a backward pass that is within no other."""
-    return entry.function in (begin, proceed) and entry.args.items[0] == 0
+    return entry.function in (begin_backward, resume_backward) and entry.args.items[0] == 0
 
 
 def numbers_in(entry: Entry) -> set[int]:

@@ -25,8 +25,8 @@ from dynamo_backends._torch_private import (
     unwrapped,
 )
 from dynamo_backends.aot.step.program import rewrites
-from dynamo_backends.aot.step.program.optimizer_state import has_formulas_for_graphs
-from dynamo_backends.aot.step.program.scalars import Rank, Scalars, as_item
+from dynamo_backends.aot.step.program.optimizer_state import needs_capturable
+from dynamo_backends.aot.step.program.scalars import PromotionRank, Scalars, as_item
 from dynamo_backends.aot.step.record.abstract import fake_of
 from dynamo_backends.aot.step.source_lines import name_of, user_line
 from dynamo_backends.interface.errors import StepCaptureError
@@ -87,7 +87,7 @@ class Substitution(TorchFunctionMode):
         """Executes a call on the tensors of the trace."""
         args, kwargs = pytree.tree_map_only(Tensor, self.fake, (args, kwargs or {}))
         if func in (_T.backward, torch.autograd.backward):
-            _, nodes = nodes_of(lambda: func(*args, **kwargs))
+            _, nodes = call_and_collect_nodes(lambda: func(*args, **kwargs))
             return mark_backward_pass(nodes, next(self._passes))
         if func == _SET_DATA and id(args[0]) in self._reals:
             return self._set_data(*args)
@@ -99,7 +99,7 @@ class Substitution(TorchFunctionMode):
     def inside_optimizer_step(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
         """Marks, inside a `with` block, that an optimizer's step is being traced."""
         self.in_optimizer = True
-        self._reads_state = has_formulas_for_graphs(optimizer)
+        self._reads_state = needs_capturable(optimizer)
         try:
             with compiling(self._reads_state):
                 yield
@@ -112,12 +112,12 @@ class Substitution(TorchFunctionMode):
 
     def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scalars = self.scalars
-        written = list(rewrites.written(func, args, kwargs))
+        written = list(rewrites.mutated_tensors(func, args, kwargs))
         for target in written:
             scalars.forget(target)
         if func in _ASKS:
             return self._ask(func, args, kwargs)
-        on_lists = rewrites.on_lists(func, self._call)
+        on_lists = rewrites.unroll_foreach(func, self._call)
         if on_lists is not None:
             return on_lists(*args, **kwargs)
         if func in rewrites.WITH_NUMBERS and any(map(self.is_number, pytree.tree_leaves(args))):
@@ -160,7 +160,7 @@ class Substitution(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A call with numbers among its arguments; it gets their values if it takes no tensors."""
-        with contextlib.suppress(_NotTaken), undone_if_it_fails():
+        with contextlib.suppress(_NotTaken), erasing_nodes_on_error():
             return self._with_tensors(func, args, kwargs)
         args, kwargs = pytree.tree_map_only(Tensor, self._value, (args, kwargs))
         return func(*args, **kwargs)
@@ -211,7 +211,7 @@ class Substitution(TorchFunctionMode):
 
     def is_number(self, value: Any) -> bool:
         """Returns whether a value is a tensor that stands for a number."""
-        return isinstance(value, Tensor) and self.scalars.rank(value) is not Rank.TENSOR
+        return isinstance(value, Tensor) and self.scalars.rank(value) is not PromotionRank.TENSOR
 
     def _in_dtype_of(
         self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -245,8 +245,8 @@ class _NotTaken(Exception):
 
 
 @contextlib.contextmanager
-def undone_if_it_fails() -> Iterator[None]:
-    """Inside: a call that may fail; nothing of it is left in the graph then.
+def erasing_nodes_on_error() -> Iterator[None]:
+    """Erases the nodes that a failed call left in the graph (context manager).
 
     Raises:
         _NotTaken: It failed. Each function has its own kind of error if it is given a tensor.
@@ -273,8 +273,8 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     return [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
 
 
-def nodes_of(call: Callable[[], Any]) -> tuple[Any, list[fx.Node]]:
-    """Returns what a call returns, and the nodes it leaves in the graph that is being traced."""
+def call_and_collect_nodes(call: Callable[[], Any]) -> tuple[Any, list[fx.Node]]:
+    """Calls a function under tracing; returns its result and the new FX nodes."""
     graph = graph_being_traced()
     last = next(iter(reversed(graph.nodes)))  # torch 2.12 needs the iter()
     result = call()

@@ -22,7 +22,7 @@ from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.atomic import write
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.verify.comparator import Comparator
-from dynamo_backends.verify.first_call import acts_on, described_region, guarded
+from dynamo_backends.verify.first_call import acts_on, described_region, run_without_raising
 from dynamo_backends.verify.mismatch import is_inexact, shape_difference
 from dynamo_backends.verify.reference import Replay
 
@@ -253,4 +253,4 @@ class StepComparison:
     def _guarded(self, action: Callable[[], None]) -> None:
         """Runs a part of the comparison; notes why it failed, if it did."""
         # As real steps are taken: some operators leave their gradient more in grad mode.
-        self.unverified = guarded(action, torch.enable_grad)
+        self.unverified = run_without_raising(action, torch.enable_grad)

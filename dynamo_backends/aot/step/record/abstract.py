@@ -18,10 +18,10 @@ from dynamo_backends.aot.step.backward.checkpoints import must_stop
 from dynamo_backends.aot.step.backward.tape import Tape, change_tape, current_tape
 from dynamo_backends.aot.step.record.interpreter import execute
 from dynamo_backends.aot.step.record.placeholders import TensorSpec
-from dynamo_backends.aot.step.record.recorder import Recorder, Refusal
+from dynamo_backends.aot.step.record.recorder import Recorder, UnrecordableCallError
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.templates import NotRecordable, template_of
-from dynamo_backends.aot.step.record.trie import Entry, Node, Trie, torch_state
+from dynamo_backends.aot.step.record.trie import Entry, Trie, TrieNode, torch_state
 from dynamo_backends.aot.step.source_lines import name_of
 from dynamo_backends.runtime.device_tensor import handle_of
 
@@ -72,9 +72,9 @@ class AbstractRecorder:
         Raises:
             Refusal: Always.
         """
-        raise Refusal(reason)
+        raise UnrecordableCallError(reason)
 
-    def after_read(self, node: Node) -> None:
+    def after_read(self, node: TrieNode) -> None:
         """The session reads the value itself."""
 
     def data(self, result: Any) -> Any:
@@ -83,7 +83,7 @@ class AbstractRecorder:
 
     def record(
         self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Node | None, Any]:
+    ) -> tuple[TrieNode | None, Any]:
         """Adds a call to the record.
 
         Returns:
@@ -109,7 +109,7 @@ class AbstractRecorder:
                     result = self._recorder.record(kind, func, given, named)
                 except NEEDS_CONTENTS:
                     text = f"calls {name_of(func)}, whose result depends on values"
-                    raise Refusal(text) from None
+                    raise UnrecordableCallError(text) from None
             if self.segment.node is before:
                 return None, result
         node = self.segment.node
@@ -120,7 +120,7 @@ class AbstractRecorder:
 
     def record_optimizer(
         self, kind: str, optimizer: Any, args: Any, kwargs: Any, settings: Any
-    ) -> Node:
+    ) -> TrieNode:
         """Adds a call of an optimizer to the record; see `Recorder.record_optimizer`."""
         self._follow()
         segment, parent = self.segment, self.segment.node
@@ -136,7 +136,7 @@ class AbstractRecorder:
         segment.node = segment.trie.append(parent, entry, parent.history)
         return segment.node
 
-    def _set_gradient(self, node: Node, gradient: Tensor) -> None:
+    def _set_gradient(self, node: TrieNode, gradient: Tensor) -> None:
         """Notes that a gradient that was there before is a real tensor."""
         assert node.entry is not None
         (number,) = node.entry.gradients.values()
@@ -189,7 +189,7 @@ class AbstractRecorder:
             number = trie.slot(tensor)
         if number is None:
             if not tensor.is_leaf:
-                raise Refusal("uses a tensor with a history from before the step")
+                raise UnrecordableCallError("uses a tensor with a history from before the step")
             number = trie.add(TensorSpec.of(tensor), "input")
             session.bind(number, tensor)
         fake = self.segment.tensors.get(number)

@@ -15,7 +15,7 @@ import torch
 from dynamo_backends._torch_private.around import top_saved_tensors_hooks
 from dynamo_backends._torch_private.placeholders import is_any_autocast_enabled
 from dynamo_backends.aot.step.record.templates import Items, Number, Ref, same_constant
-from dynamo_backends.aot.step.record.trie import Node, Trie, torch_state
+from dynamo_backends.aot.step.record.trie import Trie, TrieNode, torch_state
 
 Compare = Callable[[tuple[Any, ...], Any, list[Any], tuple[Any, ...], Any], bool]
 """From arguments, keyword arguments, the values of the trie, constants and the segment."""
@@ -29,7 +29,7 @@ NO_COMPARISON: Comparison = (None, None, None, -1, ())
 """Of a place behind which not exactly one plain call follows."""
 
 
-def comparison_of(trie: Trie, node: Node) -> Comparison:
+def comparison_of(trie: Trie, node: TrieNode) -> Comparison:
     """Returns the comparison with the call that leads to a place."""
     if node.comparison is None:
         entry, parent = node.entry, node.parent

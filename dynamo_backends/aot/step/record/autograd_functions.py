@@ -1,7 +1,8 @@
 """An `autograd.Function` of the user's in a step: forward and backward are Python, and run as such.
 
 The forward runs without gradients, as in autograd; its calls are followed like all others. Then
-`tape.attach` gives the results a history. The backward is called where a backward pass reaches it.
+`tape.attach_function_node` gives the results a history. The backward is called where a backward
+pass reaches it.
 """
 
 from collections import OrderedDict
@@ -21,7 +22,7 @@ from dynamo_backends.aot.step.backward.hooks import (
     call_prehooks,
     register,
 )
-from dynamo_backends.aot.step.backward.tape import attach
+from dynamo_backends.aot.step.backward.tape import attach_function_node
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
 
 
@@ -108,8 +109,8 @@ def _version(tensor: Tensor) -> int | None:
     return None if is_placeholder(tensor) else version_of(tensor)
 
 
-class FunctionPlace:
-    """One application of a function whose results have a history."""
+class FunctionBackwardCallback:
+    """Calls the backward of a user's `autograd.Function` in a backward pass."""
 
     def __init__(
         self,
@@ -208,8 +209,10 @@ def apply(session: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     if with_history and differentiable:
         inputs = tuple(x for x in args if isinstance(x, Tensor))
         positions = tuple(i for i, x in enumerate(inputs) if any(x is outputs[k] for k in written))
-        attach(function.__name__, tuple(outputs[i] for i in differentiable), inputs, positions)
-        place = FunctionPlace(context, outputs, differentiable, args)
+        attach_function_node(
+            function.__name__, tuple(outputs[i] for i in differentiable), inputs, positions
+        )
+        place = FunctionBackwardCallback(context, outputs, differentiable, args)
         session.nested.add_function(place, [outputs[i] for i in differentiable])
         context.save(session.nested, has_values=not session.replaying)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]

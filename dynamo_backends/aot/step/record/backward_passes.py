@@ -1,8 +1,8 @@
 """Backward passes with user code in them, in a session: they stop where it has its turn.
 
-A pass is a few calls of the record, `begin` and `proceed`, and between them the calls of hooks and
-of backwards of `autograd.Function`. In eager and in a trace `engine.py` runs the parts; in a replay
-the record says where the next place of user code is.
+A pass is a few calls of the record, `begin_backward` and `resume_backward`, and between them the
+calls of hooks and of backwards of `autograd.Function`. In eager and in a trace `engine.py` runs the
+parts; in a replay the record says where the next place of user code is.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ from dynamo_backends._torch_private import saved_tensors_hooks
 from dynamo_backends._torch_private.nodes import NO_TASK, graph_task, is_accumulation
 from dynamo_backends.aot.step.backward import hooks, tape
 from dynamo_backends.aot.step.backward.checkpoints import (
-    CheckpointPlace,
     GeneratorState,
+    RecomputeCallback,
     SavedTensors,
     is_of_region,
     save_in_region,
@@ -29,7 +29,7 @@ from dynamo_backends.aot.step.backward.checkpoints import (
 from dynamo_backends.aot.step.backward.engine import DONE
 from dynamo_backends.aot.step.backward.hooks import Gradients, Tables
 from dynamo_backends.aot.step.backward.tape import GraphNode, Tape
-from dynamo_backends.aot.step.record.autograd_functions import Context, FunctionPlace
+from dynamo_backends.aot.step.record.autograd_functions import Context, FunctionBackwardCallback
 
 
 @dataclass
@@ -62,7 +62,7 @@ class NestedPasses:
         self._contexts: dict[int, Context] = {}
         self._nodes: dict[int, GraphNode] = {}
         self._states = 0
-        self._regions: list[tuple[CheckpointPlace, bool]] = []
+        self._regions: list[tuple[RecomputeCallback, bool]] = []
 
     def renew(self) -> None:
         """Begins a new segment of the record."""
@@ -96,13 +96,13 @@ class NestedPasses:
     def context_at(self, number: int) -> Context:
         """Returns the node that is user code and has a place."""
         place = self._places[number]
-        assert isinstance(place, FunctionPlace)
+        assert isinstance(place, FunctionBackwardCallback)
         return place.context
 
     def add_node_hook(self, number: int, hook: Any, is_before: bool) -> RemovableHandle:
         """Registers a hook on an autograd node."""
         count = tape.mark_node(number, is_before)
-        place = hooks.NodeHookPlace(OrderedDict(), None if is_before else count)
+        place = hooks.NodeHookCallback(OrderedDict(), None if is_before else count)
         self._places.append(place)
         return hooks.register(hook, place.hooks)
 
@@ -125,14 +125,16 @@ class NestedPasses:
         """Returns whether the pass calls a node."""
         this = self._open[-1]
         if isinstance(node, GraphNode):
-            return not node.is_past and tape.asks_for(this.roots, this.ends, node.number)
+            return not node.is_past and tape.backward_reaches_node(
+                this.roots, this.ends, node.number
+            )
         for number, place in enumerate(self._places):
-            if isinstance(place, FunctionPlace) and place.context is node:
-                return tape.asks_for(this.roots, this.ends, -1 - number)
+            if isinstance(place, FunctionBackwardCallback) and place.context is node:
+                return tape.backward_reaches_node(this.roots, this.ends, -1 - number)
         if not is_accumulation(node):
             return False
         number, _ = tape.find_node(node.variable)
-        return tape.asks_for(this.roots, this.ends, number)
+        return tape.backward_reaches_node(this.roots, this.ends, number)
 
     @contextlib.contextmanager
     def _pass(
@@ -165,7 +167,7 @@ class NestedPasses:
         context = self._contexts.get(number)
         return "" if context is None else context.name()
 
-    def add_function(self, place: FunctionPlace, outputs: Sequence[Tensor]) -> None:
+    def add_function(self, place: FunctionBackwardCallback, outputs: Sequence[Tensor]) -> None:
         """Adds what `tape.attach` has made a place of."""
         self._places.append(place)
         segment = self.session.segment
@@ -191,7 +193,7 @@ class NestedPasses:
         return saved is not None and is_of_region(saved)
 
     @contextlib.contextmanager
-    def in_region(self, place: CheckpointPlace, is_second: bool) -> Iterator[None]:
+    def in_region(self, place: RecomputeCallback, is_second: bool) -> Iterator[None]:
         """Inside: calls are part of a checkpointed region."""
         before = self._regions
         self._regions = [*before, (place, is_second)]
@@ -209,15 +211,15 @@ class NestedPasses:
         save_in_region(*tensors)
         return saved
 
-    def add_region(self, place: CheckpointPlace) -> None:
+    def add_region(self, place: RecomputeCallback) -> None:
         """Adds what `checkpoints.open_region` has made a place of."""
         self._places.append(place)
 
     def add_hook(self, tensor: Tensor, hook: Any) -> RemovableHandle:
         """Registers a hook on a result."""
         with self.session:
-            tape.mark(tensor)
-        place = hooks.HookPlace(self.session.segment.number_of(tensor), OrderedDict())
+            tape.mark_hooked_result(tensor)
+        place = hooks.TensorHookCallback(self.session.segment.number_of(tensor), OrderedDict())
         self._places.append(place)
         return hooks.register(hook, place.hooks)
 
@@ -226,10 +228,10 @@ class NestedPasses:
         if self.retains(tensor):
             return
         with self.session:
-            tape.retain(tensor)
+            tape.mark_retained_grad(tensor)
         number = self.session.segment.number_of(tensor)
         assert number is not None
-        self._places.append(hooks.RetainedPlace(number, self._find))
+        self._places.append(hooks.RetainGradCallback(number, self._find))
 
     def _find(self, number: int) -> Tensor | None:
         if self.session.replaying:
@@ -239,7 +241,7 @@ class NestedPasses:
     def retains(self, tensor: Tensor) -> bool:
         """Returns whether the gradient of a result becomes its attribute."""
         number = self.session.segment.number_of(tensor)
-        retained = (p.tensor for p in self._places if isinstance(p, hooks.RetainedPlace))
+        retained = (p.tensor for p in self._places if isinstance(p, hooks.RetainGradCallback))
         return number is not None and number in retained
 
     # Passes
@@ -317,7 +319,7 @@ class NestedPasses:
             self.session,
             torch.set_grad_enabled(create_graph),
         ):
-            number, arrived = tape.begin(
+            number, arrived = tape.begin_backward(
                 depth, roots, gradients, leaves, captures, targets,
                 retain_graph=retain_graph, create_graph=create_graph,
             )  # fmt: skip
@@ -327,13 +329,13 @@ class NestedPasses:
                     reply = hooks.call_hooks(leaf, arrived[0], is_accumulated, hooked[leaf])
                 else:
                     reply = self._answer(number, arrived, frees=not retain_graph)
-                number, arrived = tape.proceed(depth, reply)
+                number, arrived = tape.resume_backward(depth, reply)
         return arrived
 
     def _answer(self, number: int, arrived: Gradients, frees: bool = False) -> Any:
         place = self._places[number]
         reply = place(arrived)
-        if frees and isinstance(place, FunctionPlace):
+        if frees and isinstance(place, FunctionBackwardCallback):
             place.context.free()
         return reply
 
@@ -342,15 +344,15 @@ class NestedPasses:
         run_tape = tape.current_tape()
         run_tape.answers = self._answer
         for place, (node, i) in zip(self._places, run_tape.places, strict=True):
-            if isinstance(place, hooks.NodeHookPlace):
+            if isinstance(place, hooks.NodeHookCallback):
                 place.register_on(node)
-            elif isinstance(place, hooks.RetainedPlace):
+            elif isinstance(place, hooks.RetainGradCallback):
                 tensor = self.session.segment.real(place.tensor)
                 if tensor is not None and not tensor.retains_grad:
                     tensor.retain_grad()
-            elif isinstance(place, hooks.HookPlace):
+            elif isinstance(place, hooks.TensorHookCallback):
                 tensor = None if place.tensor is None else self.session.segment.real(place.tensor)
                 if tensor is not None and tensor.grad_fn is node and tensor.output_nr == i:
                     tensor.register_hook(lambda gradient, place=place: place((gradient,))[0])
                 else:
-                    node.register_prehook(hooks.on_input(place, i))
+                    node.register_prehook(hooks.as_node_prehook(place, i))

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from dynamo_backends.aot.step.backward.checkpoints import outside_regions
+from dynamo_backends.aot.step.backward.checkpoints import disabling_region_hooks
 from dynamo_backends.aot.step.record.abstract import AbstractRecorder
 from dynamo_backends.aot.step.record.backward_passes import NestedPasses
 from dynamo_backends.aot.step.record.recorder import Recorder
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.templates import fill, refs
 from dynamo_backends.aot.step.record.transforms import TransformedCalls
-from dynamo_backends.aot.step.record.trie import Node, Trie
+from dynamo_backends.aot.step.record.trie import Trie, TrieNode
 
 
 class Segments:
@@ -72,7 +72,7 @@ class Segments:
     @contextlib.contextmanager
     def own_calls(self) -> Iterator[None]:
         """Inside, outside of a handled call: torch calls are ours, not the step's."""
-        with self._as_busy(True), outside_regions():
+        with self._as_busy(True), disabling_region_hooks():
             yield
 
     @contextlib.contextmanager
@@ -107,12 +107,12 @@ class Segments:
         if not trie.read_at:
             trie.read_at = self._recorder.line()
 
-    def _read(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _read(self, node: TrieNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Python needs a value in the middle of a replay."""
         with self.own_calls():
             return self._read_suspended(node, args, kwargs)
 
-    def _read_suspended(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _read_suspended(self, node: TrieNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry, segment = node.entry, self.segment
         assert entry is not None
         self.note_value(entry.function)
@@ -154,7 +154,7 @@ class Segments:
         """Tells the runner of a function that lets Python depend on contents of tensors."""
         self._runner.note_value(func, self._recorder.line)
 
-    def after_read(self, node: Node) -> None:
+    def after_read(self, node: TrieNode) -> None:
         """A value was read while the step is recorded."""
         assert node.entry is not None
         self.note_value(node.entry.function)
@@ -239,7 +239,7 @@ class Segments:
         self.following = False
 
 
-def _then(node: Node) -> Trie:
+def _then(node: TrieNode) -> Trie:
     if node.then is None:
         entry = node.entry
         is_read = entry is not None and entry.kind == "read"

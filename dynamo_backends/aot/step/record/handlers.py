@@ -11,7 +11,7 @@ from dynamo_backends._torch_private import note_registrations
 from dynamo_backends._torch_private.functorch import change_metadata
 from dynamo_backends._torch_private.placeholders import contents_of, set_grad_enabled
 from dynamo_backends.aot.step.backward import checkpoints, tape
-from dynamo_backends.aot.step.backward.checkpoints import keep_state, use_state
+from dynamo_backends.aot.step.backward.checkpoints import restore_rng_state, save_rng_state
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
 from dynamo_backends.aot.step.source_lines import name_of
 
@@ -136,8 +136,8 @@ def takes_tensor(func: Any, place: tuple[int, ...]) -> bool:
     return isinstance(schema.arguments[place[1]].type, torch._C.TensorType)
 
 
-def native(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Executes a call that is no part of the record."""
+def call_unrecorded(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function without recording it."""
     return func(*args, **kwargs)
 
 
@@ -273,14 +273,16 @@ def change_shape(session: Any, func: Any, args: Any, kwargs: Any, view: Any = No
 
 
 HANDLERS: dict[Any, Callable[[Any, Any, Any, Any], Any]] = {
-    **dict.fromkeys(METADATA, native),
+    **dict.fromkeys(METADATA, call_unrecorded),
     **dict.fromkeys(BARRIERS, _read_value),
     **dict.fromkeys(REFUSED, _refuse),
     **dict.fromkeys(NUMBERS_OF_DATA, _data),
     **dict.fromkeys(BACKWARD, lambda session, *call: session.nested.backward(*call)),
     **dict.fromkeys(HOOKS, _register_hook),
-    **dict.fromkeys((tape.begin, tape.proceed), _as("backward")),
-    **dict.fromkeys((*checkpoints.MARKS, *tape.MARKS, keep_state, use_state), _as("mark")),
+    **dict.fromkeys((tape.begin_backward, tape.resume_backward), _as("backward")),
+    **dict.fromkeys(
+        (*checkpoints.MARKS, *tape.MARKS, save_rng_state, restore_rng_state), _as("mark")
+    ),
     **dict.fromkeys(CHANGES_OF_SHAPE, change_shape),
     torch.Tensor.retain_grad: _retain_grad,
     RETAINS_GRAD: lambda session, func, args, kwargs: (

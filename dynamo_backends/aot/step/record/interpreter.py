@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import scaling
-from dynamo_backends.aot.step.backward.tape import begin, proceed
+from dynamo_backends.aot.step.backward.tape import begin_backward, resume_backward
 from dynamo_backends.aot.step.record.templates import Items, Ref, fill, refs
 from dynamo_backends.aot.step.record.trie import Entry, State
 from dynamo_backends.aot.step.source_lines import recorded_at
@@ -24,8 +24,8 @@ Numbers = dict[int, list[Any]]
 
 
 @contextlib.contextmanager
-def settings(state: State) -> Iterator[None]:
-    """Inside: torch has the settings with which a call was recorded."""
+def using_torch_state(state: State) -> Iterator[None]:
+    """Sets the grad mode, hooks and autocast of a recorded call (context manager)."""
     grad, hooks, autocast = state
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(grad))
@@ -44,7 +44,7 @@ def settings(state: State) -> Iterator[None]:
 def group_numbers_as(
     optimizers: Sequence[torch.optim.Optimizer], numbers: Numbers
 ) -> Iterator[None]:
-    """Inside: the numbers of optimizers are those of their last step."""
+    """Sets optimizers' numbers to those of their last step (context manager)."""
     with restoring_groups(optimizers):
         for optimizer in (o for o in optimizers if id(o) in numbers):
             places = list(group_numbers([optimizer]))
@@ -76,7 +76,7 @@ def execute(
         if entry.kind == "read":
             continue
         at(entry)
-        with settings(entry.state), recorded_at(entry.line):
+        with using_torch_state(entry.state), recorded_at(entry.line):
             _run(entry, tensors, number, take_step)
         for target, value in entry.gradients.items():
             if value in entry.made and value in needed:
@@ -98,7 +98,10 @@ def _run(
         entry.function[1].zero_grad(*args, **kwargs)
     else:
         result = entry.function(*args, **kwargs)
-        if entry.function in (begin, proceed) and result[0] != entry.result.items[0]:
+        if (
+            entry.function in (begin_backward, resume_backward)
+            and result[0] != entry.result.items[0]
+        ):
             raise StepCaptureError("the backward pass takes another order than in eager.")
         _store(entry.result, result, tensors)
 
@@ -112,8 +115,10 @@ def _store(template: Any, result: Any, tensors: dict[int, Any]) -> None:
             _store(inner, value, tensors)
 
 
-def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection[int]) -> set[int]:
-    """Returns the tensors whose history a backward pass frees.
+def freed_by_backward(
+    path: Sequence[Entry], roots: Sequence[int], history: Collection[int]
+) -> set[int]:
+    """Returns numbers of the tensors whose autograd history a backward pass frees.
 
     Args:
         path: The calls before it.
@@ -131,7 +136,7 @@ def consumed_by(path: Sequence[Entry], roots: Sequence[int], history: Collection
 
 @contextlib.contextmanager
 def without_hooks(optimizer: Any) -> Iterator[None]:
-    """Inside: an optimizer has no hooks; they are called, and recorded, where its step is."""
+    """Removes an optimizer's step hooks (context manager)."""
     names = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
     hooks = {name: vars(optimizer)[name] for name in names}
     try:

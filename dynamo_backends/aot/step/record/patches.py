@@ -26,9 +26,9 @@ from dynamo_backends._torch_private.nodes import GENERATOR, graph_task
 from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, PYTHON_FUNCTIONS
 from dynamo_backends.aot.step.backward.checkpoints import (
     GeneratorState,
-    get_state,
     region,
-    use_state,
+    restore_rng_state,
+    rng_state_for_checkpoint,
 )
 from dynamo_backends.aot.step.backward.tape import GraphNode
 from dynamo_backends.aot.step.record.autograd_functions import apply as apply_function
@@ -71,8 +71,8 @@ def open_transforms() -> TransformedCalls | None:
     return session.transforms if session is not None and session.transforms.is_open else None
 
 
-def note_collection(phase: str, info: Any) -> None:
-    """Called by Python when it begins and ends to collect garbage, in the thread that does so."""
+def gc_callback(phase: str, info: Any) -> None:
+    """Notes in the session that garbage collection begins or ends (`gc.callbacks`)."""
     session = current_session()
     if session is not None:
         session.collecting = phase == "start"
@@ -161,7 +161,7 @@ _MISSING: Any = object()
 
 
 def is_one_entry(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether a step of an optimizer is one call, and not the calls that it makes."""
+    """Returns whether an optimizer's step is recorded as one call."""
     is_torchs = type(optimizer).__module__.startswith("torch.optim")
     return is_torchs and not isinstance(optimizer, torch.optim.LBFGS)
 
@@ -339,7 +339,7 @@ class _Functions:
             if len(self._users) > 1:
                 return
             FOREACH_TYPES.append(Placeholder)
-            gc.callbacks.append(note_collection)
+            gc.callbacks.append(gc_callback)
             self._replacements.install()
 
     def exit(self, user: Any) -> None:
@@ -348,8 +348,8 @@ class _Functions:
             self._users.discard(user)
             if self._users:
                 return
-            if note_collection in gc.callbacks:
-                gc.callbacks.remove(note_collection)
+            if gc_callback in gc.callbacks:
+                gc.callbacks.remove(gc_callback)
             if Placeholder in FOREACH_TYPES:
                 FOREACH_TYPES.remove(Placeholder)
             self._replacements.restore()
@@ -358,13 +358,13 @@ class _Functions:
 def _cutting(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], GeneratorState):
-            return use_state(args[0].number)
+            return restore_rng_state(args[0].number)
         transforms = open_transforms()
         if transforms is not None:
             transforms.refuse(f"calls torch.{name} within a transform of torch.func")
         session = active_session()
         if session is not None:
-            state = get_state(session) if name == "get_rng_state" else None
+            state = rng_state_for_checkpoint(session) if name == "get_rng_state" else None
             if state is not None:
                 return state
             session.cut(f"calls torch.{name}")

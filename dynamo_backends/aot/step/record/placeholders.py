@@ -110,8 +110,8 @@ def has_attributes(placeholder: Placeholder) -> bool:
     return len(placeholder.__dict__) > len(_OWN)
 
 
-def fulfil(placeholder: Placeholder, real: Tensor) -> bool:
-    """Makes an ordinary tensor of a placeholder.
+def materialize_deferred(placeholder: Placeholder, real: Tensor) -> bool:
+    """Turns a placeholder into an ordinary tensor, keeping its identity.
 
     Args:
         placeholder: Keeps its identity.

@@ -13,9 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dynamo_backends._torch_private import is_in_ddp_forward, storage_id
 from dynamo_backends.aot.step.backward.checkpoints import is_of_region
 from dynamo_backends.aot.step.backward.hooks import is_hooked
-from dynamo_backends.aot.step.backward.tape import attach, begin, proceed
+from dynamo_backends.aot.step.backward.tape import (
+    attach_function_node,
+    begin_backward,
+    resume_backward,
+)
 from dynamo_backends.aot.step.record import handlers
-from dynamo_backends.aot.step.record.interpreter import consumed_by
+from dynamo_backends.aot.step.record.interpreter import freed_by_backward
 from dynamo_backends.aot.step.record.placeholders import TensorSpec
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.templates import (
@@ -34,8 +38,8 @@ _PLAIN = (bool, int, float, str)
 COMMUNICATES = "talks to other processes (torch.distributed, {})"
 
 
-class Refusal(DynamoBackendsError):
-    """A call that is part of no program; the step goes on in eager."""
+class UnrecordableCallError(DynamoBackendsError):
+    """Raised for a call that no program can contain; the step goes on in eager."""
 
 
 class Recorder:
@@ -99,7 +103,8 @@ class Recorder:
             kind = "read"
         entry = Entry(
             kind, func, *given, template, state, self.line(), made,
-            mutates=observer.mutates or kind == "set_grad" or func is attach, draws=observer.draws,
+            mutates=observer.mutates or kind == "set_grad" or func is attach_function_node,
+            draws=observer.draws,
             flags=tuple((n, _flags(t)) for n, t in before.items() if _flags(t) != flags[n]),
         )  # fmt: skip
         entry.gradients.update(self._gradients_set(kind, given[0], template))
@@ -117,21 +122,21 @@ class Recorder:
 
     def _check(self, segment: Segment, func: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         if not is_of_region(torch_state()[1]):
-            raise Refusal("saves tensors through hooks")
+            raise UnrecordableCallError("saves tensors through hooks")
         if is_in_ddp_forward():
-            raise Refusal(
+            raise UnrecordableCallError(
                 "calls a module in DistributedDataParallel, which averages gradients between "
                 "processes in C++,"
             )
         if str(getattr(func, "__module__", None)).startswith("torch.distributed."):
-            raise Refusal(COMMUNICATES.format(name_of(func)))
+            raise UnrecordableCallError(COMMUNICATES.format(name_of(func)))
         if kwargs.get("generator") is not None and tensors:
-            raise Refusal(f"draws from a generator of its own ({name_of(func)})")
+            raise UnrecordableCallError(f"draws from a generator of its own ({name_of(func)})")
         for tensor in tensors:
             number = segment.number_of(tensor)
             is_new = number is None or segment.trie.kinds[number] == "input"
             if is_new and not tensor.is_leaf and not segment.is_freed(tensor):
-                raise Refusal("uses a tensor with a history from before the step")
+                raise UnrecordableCallError("uses a tensor with a history from before the step")
         is_setter = func in (handlers.SET_DATA, handlers.SET_REQUIRES_GRAD) or (
             func is torch.Tensor.requires_grad_
         )
@@ -139,7 +144,7 @@ class Recorder:
             number = segment.ref(tensors[0]).value
             is_data = func == handlers.SET_DATA
             if segment.trie.kinds[number] != ("slot" if is_data else "result"):
-                raise Refusal(f"sets an attribute of a tensor ({name_of(func)})")
+                raise UnrecordableCallError(f"sets an attribute of a tensor ({name_of(func)})")
 
     def _templates(
         self, segment: Segment, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]
@@ -152,7 +157,7 @@ class Recorder:
         except NotRecordable as error:
             if not tensors:
                 return None
-            raise Refusal(f"calls {name_of(func)} with {error}") from None
+            raise UnrecordableCallError(f"calls {name_of(func)} with {error}") from None
         return given
 
     def _result(self, segment: Segment, result: Any, kind: str) -> tuple[tuple[int, ...], Any]:
@@ -186,7 +191,7 @@ class Recorder:
         new |= {n for n, (requires, leaf) in entry.flags if requires and not leaf}
         if entry.function is torch.autograd.grad and not _retains(entry):
             roots = refs(entry.args)
-            consumed = frozenset(consumed_by(parent.path(), roots, parent.history)) - set(
+            consumed = frozenset(freed_by_backward(parent.path(), roots, parent.history)) - set(
                 entry.made
             )
         segment.node = trie.append(parent, entry, (parent.history | new) - consumed)
@@ -198,8 +203,8 @@ class Recorder:
         given = self._templates(segment, func, args, kwargs, tensors)
         assert given is not None
         leaves = dict(_leaves(segment))
-        if func not in (begin, proceed) and any(map(is_hooked, leaves.values())):
-            raise Refusal("has hooks in its backward pass")
+        if func not in (begin_backward, resume_backward) and any(map(is_hooked, leaves.values())):
+            raise UnrecordableCallError("has hooks in its backward pass")
         before = {n: t.grad for n, t in leaves.items()}
         state = torch_state()
         with Observer() as observer:
@@ -219,13 +224,13 @@ class Recorder:
                 entry.gradients[number] = new
         told = {n for before_it in segment.node.path() for n in before_it.gradients}
         entry.made = tuple(made)
-        if func is not proceed:
+        if func is not resume_backward:
             entry.absent = tuple(n for n, g in before.items() if n not in told and g is None)
             entry.present = tuple(n for n, g in before.items() if n not in told and g is not None)
         consumed: frozenset[int] = frozenset()
-        if func is not proceed and not _retains(entry):
+        if func is not resume_backward and not _retains(entry):
             node = segment.node
-            consumed = frozenset(consumed_by(node.path(), refs(given[0]), node.history))
+            consumed = frozenset(freed_by_backward(node.path(), refs(given[0]), node.history))
         self._append(segment, entry, consumed)
         return result
 

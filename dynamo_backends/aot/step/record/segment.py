@@ -13,11 +13,11 @@ from dynamo_backends._torch_private.placeholders import become
 from dynamo_backends.aot.step.backward.hooks import NodeHooks, Tables
 from dynamo_backends.aot.step.record.placeholders import (
     TensorSpec,
-    fulfil,
     is_placeholder,
+    materialize_deferred,
 )
 from dynamo_backends.aot.step.record.templates import Ref
-from dynamo_backends.aot.step.record.trie import Flags, Holders, Node, Trie
+from dynamo_backends.aot.step.record.trie import Flags, Holders, Trie, TrieNode
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -41,7 +41,7 @@ class Segment:
 
     def __init__(self, trie: Trie, lives: Mapping[int, Any], before: "Segment | None" = None):
         self.trie = trie
-        self.node: Node = trie.root
+        self.node: TrieNode = trie.root
         self.gradients: dict[int, int | None] = {}
         self.flags: dict[int, Flags] = {}
         self.numbers: dict[int, list[Any]] = {}
@@ -326,7 +326,7 @@ class Segment:
         for number in held:
             placeholder = trie.values[number]
             real = _unshared(tensors.pop(number))
-            if fulfil(placeholder, real):
+            if materialize_deferred(placeholder, real):
                 self.wrapped.append(real)
             self._note(number, placeholder)
             del placeholder, real

@@ -17,7 +17,7 @@ from dynamo_backends._torch_private.placeholders import (
     push_function_mode,
 )
 from dynamo_backends.aot.step.backward.checkpoints import must_stop
-from dynamo_backends.aot.step.backward.tape import current_tape, proceed
+from dynamo_backends.aot.step.backward.tape import current_tape, resume_backward
 from dynamo_backends.aot.step.record.abstract import AbstractRecorder
 from dynamo_backends.aot.step.record.argument_matching import (
     NO_COMPARISON,
@@ -26,11 +26,16 @@ from dynamo_backends.aot.step.record.argument_matching import (
 )
 from dynamo_backends.aot.step.record.backward_passes import NestedPasses
 from dynamo_backends.aot.step.record.cuts import Segments
-from dynamo_backends.aot.step.record.handlers import ARITHMETIC, HANDLERS, native, takes_tensor
-from dynamo_backends.aot.step.record.recorder import Recorder, Refusal
+from dynamo_backends.aot.step.record.handlers import (
+    ARITHMETIC,
+    HANDLERS,
+    call_unrecorded,
+    takes_tensor,
+)
+from dynamo_backends.aot.step.record.recorder import Recorder, UnrecordableCallError
 from dynamo_backends.aot.step.record.templates import Items, differing_numbers
 from dynamo_backends.aot.step.record.transforms import TransformedCalls
-from dynamo_backends.aot.step.record.trie import VARYING, Node, Trie, torch_state
+from dynamo_backends.aot.step.record.trie import VARYING, Trie, TrieNode, torch_state
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 
 
@@ -133,7 +138,11 @@ class Session(Segments, TorchFunctionMode):
         kwargs = kwargs or {}
         if handler is None:
             return self.call("call", func, args, kwargs)
-        return func(*args, **kwargs) if handler is native else handler(self, func, args, kwargs)
+        return (
+            func(*args, **kwargs)
+            if handler is call_unrecorded
+            else handler(self, func, args, kwargs)
+        )
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -180,7 +189,7 @@ class Session(Segments, TorchFunctionMode):
             if node is None and self._abstract is not None:
                 try:
                     node, result = self._abstract.record(kind, func, args, kwargs)
-                except Refusal as refusal:
+                except UnrecordableCallError as refusal:
                     self.go_eager(str(refusal))
                     return func(*args, **kwargs)
                 if node is None:
@@ -196,7 +205,7 @@ class Session(Segments, TorchFunctionMode):
             return func(*args, **kwargs)
         try:
             result = self._recorder.record(kind, func, args, kwargs)
-        except Refusal as refusal:
+        except UnrecordableCallError as refusal:
             self.go_eager(str(refusal))
             return func(*args, **kwargs)
         if kind != "mark" and must_stop(torch_state(), current_tape()):
@@ -204,7 +213,7 @@ class Session(Segments, TorchFunctionMode):
             raise StopRecomputation
         return result
 
-    def _match(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node | None:
+    def _match(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TrieNode | None:
         segment = self.segment
         trie, count = segment.trie, segment.inputs
         for child in segment.node.children:
@@ -226,14 +235,14 @@ class Session(Segments, TorchFunctionMode):
             entry = child.entry
             assert entry is not None
             is_plain = entry.kind == "call" and entry.function not in HANDLERS
-            is_plain |= entry.function is proceed and not (entry.absent or entry.present)
+            is_plain |= entry.function is resume_backward and not (entry.absent or entry.present)
             if is_plain and not (entry.flags or entry.gradients or child.stops):
                 node.following = comparison_of(self.segment.trie, child)
         return node.following
 
     def _diverged(
         self, kind: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Node | None:
+    ) -> TrieNode | None:
         """Returns where a call differs from the record in numbers only: these become inputs."""
         segment = self.segment
         for child in segment.node.children:
@@ -248,7 +257,7 @@ class Session(Segments, TorchFunctionMode):
                 return self._match(func, args, kwargs)
         return None
 
-    def _result(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _result(self, node: TrieNode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         segment, entry = self.segment, node.entry
         assert entry is not None
         if entry.kind == "read" and entry.value is VARYING:
@@ -270,7 +279,7 @@ class Session(Segments, TorchFunctionMode):
             segment.flags.update(entry.flags)
         return segment.trie.result(node)
 
-    def _gradients_are_as(self, node: Node) -> bool:
+    def _gradients_are_as(self, node: TrieNode) -> bool:
         """Returns whether gradients that the record says nothing of are there as they were."""
         entry, values = node.entry, self.segment.trie.values
         assert entry is not None

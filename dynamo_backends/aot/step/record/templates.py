@@ -93,7 +93,7 @@ def _is_rebuilt(kind: type) -> bool:
 
 
 def fill(template: Template, value: Callable[[int], Any], number: Callable[[int], Any]) -> Any:
-    """Puts a value together."""
+    """Builds a value from its template."""
     if type(template) is Ref:
         return value(template.value)
     if type(template) is Number:

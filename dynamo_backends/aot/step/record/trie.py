@@ -114,8 +114,8 @@ class Entry:
 
 
 @dataclass(eq=False, slots=True)
-class Node:
-    """A place in the trie: the call that leads there, and those that may follow.
+class TrieNode:
+    """Represents a place in the trie: the call that leads there, and its successors.
 
     Attributes:
         entry: The call; None at the root.
@@ -133,10 +133,10 @@ class Node:
     """
 
     entry: Entry | None = None
-    parent: "Node | None" = None
+    parent: "TrieNode | None" = None
     known: frozenset[int] = frozenset()
     history: frozenset[int] = frozenset()
-    children: list["Node"] = field(default_factory=list)
+    children: list["TrieNode"] = field(default_factory=list)
     programs: list[Any] = field(default_factory=list)
     then: "Trie | None" = None
     stops: bool = False
@@ -155,7 +155,7 @@ class Node:
 
     def _find_path(self) -> list[Entry]:
         entries = []
-        node: Node | None = self
+        node: TrieNode | None = self
         while node is not None and node.entry is not None:
             entries.append(node.entry)
             node = node.parent
@@ -168,7 +168,7 @@ class Node:
             self._may_have_hooks = tuple(numbers)
         return self._may_have_hooks
 
-    def subtree(self) -> Iterator["Node"]:
+    def subtree(self) -> Iterator["TrieNode"]:
         """Yields this place and all that follow it."""
         nodes = [self]
         while nodes:
@@ -198,7 +198,7 @@ class Trie:
         self.line = line
         self.read_at = self.made_at = ""
         self.batch: tuple[int, ...] = ()
-        self.root = Node()
+        self.root = TrieNode()
         self.specs: list[TensorSpec] = []
         self.values: list[Any] = []
         self.kinds: list[str] = []
@@ -276,9 +276,9 @@ class Trie:
             self.values[number] = None
             self.attributes[number] = ()
 
-    def append(self, parent: Node, entry: Entry, history: frozenset[int]) -> Node:
+    def append(self, parent: TrieNode, entry: Entry, history: frozenset[int]) -> TrieNode:
         """Adds a call behind a place."""
-        node = Node(entry, parent, parent.known.union(entry.mentioned()), history)
+        node = TrieNode(entry, parent, parent.known.union(entry.mentioned()), history)
         if len(parent.children) == MAX_WAYS:
             parent.children.pop(0)
         parent.children.append(node)
@@ -290,7 +290,7 @@ class Trie:
         """Returns whether the trie has to be rebuilt: dropped paths leave numbers behind."""
         return len(self.specs) > MAX_TENSORS
 
-    def promote(self, node: Node, places: list[Place]) -> None:
+    def promote(self, node: TrieNode, places: list[Place]) -> None:
         """Makes inputs of constants in a call: they have been other ones.
 
         Args:
@@ -313,7 +313,7 @@ class Trie:
         self.numbers.append(value.item() if isinstance(value, np.generic) else value)
         return Number(len(self.numbers) - 1, type(value), value)
 
-    def is_constant(self, node: Node, numbers: Sequence[int]) -> bool:
+    def is_constant(self, node: TrieNode, numbers: Sequence[int]) -> bool:
         """Returns whether results follow from nothing but the calls on the way to a place."""
         aliases = self.aliases
         needed = {aliases.get(n, n) for n in numbers}
@@ -328,7 +328,7 @@ class Trie:
             needed |= given
         return all(self.kinds[n] == "result" and n not in self.batch for n in needed)
 
-    def result(self, node: Node) -> Any:
+    def result(self, node: TrieNode) -> Any:
         """Returns what a replayed call returns."""
         assert node.entry is not None
         return fill(node.entry.result, self.value, self.numbers.__getitem__)
@@ -347,7 +347,7 @@ _UNHELD = _count()
 class Holders:
     """The placeholders on a path to which user code still refers."""
 
-    def __init__(self, trie: Trie, node: Node):
+    def __init__(self, trie: Trie, node: TrieNode):
         self._trie = trie
         self._numbers = [n for n in node.known if trie.kinds[n] == "result"]
         several = (*self._numbers, *self._numbers[:1])  # of one number it gets no tuple

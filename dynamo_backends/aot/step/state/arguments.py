@@ -122,7 +122,7 @@ def _defined(kind: type) -> set[str]:
 
 
 def shared_memory(batch: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
-    """Groups of leaves that overlap in memory, or are one tensor: a step is compiled for these.
+    """Groups the batch's tensors that overlap in memory, or are the same tensor.
 
     Of each leaf the position of the first one that is the same tensor follows.
     """
@@ -141,15 +141,15 @@ def first_of_each(tensors: Mapping[int, Tensor], places: Iterable[int]) -> tuple
     return tuple(first.setdefault(id(tensors[i]), i) for i in places)
 
 
-class Identity:
-    """An object that is equal to itself alone: its `==` may raise, or not say yes or no."""
+class IdentityKey:
+    """Wraps an object so that it is hashed and compared by identity."""
 
     def __init__(self, value: Any):
         self._value = value
 
     def __eq__(self, other: object) -> bool:
         """Returns whether it is the same object."""
-        return isinstance(other, Identity) and other._value is self._value
+        return isinstance(other, IdentityKey) and other._value is self._value
 
     def __hash__(self) -> int:
         """Returns the object's id."""

@@ -15,7 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from dynamo_backends.aot.step.state.arguments import Identity
+from dynamo_backends.aot.step.state.arguments import IdentityKey
 
 Group = MutableMapping[str, Any]
 Place = tuple[Group, str, int | None]
@@ -90,7 +90,7 @@ def restoring_groups(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[No
 
 
 def group_constants(optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Any, ...]:
-    """Returns what a step depends on besides the inputs' values: kinds of inputs, and all else."""
+    """Returns what of the optimizers a compiled step is specialized on."""
     found: list[Any] = [
         (key, index, _fixed(optimizer, key, index, value))
         for optimizer, _, key, index, value in _entries(optimizers)
@@ -179,7 +179,7 @@ def _constant(value: Any) -> Any:
         return type(value), tuple((_constant(k), _constant(v)) for k, v in value.items())
     if isinstance(value, (*_VALUES, numpy.generic)):
         return type(value), value
-    return Identity(value)
+    return IdentityKey(value)
 
 
 class OptimizerSettings:

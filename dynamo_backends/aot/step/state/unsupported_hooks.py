@@ -78,7 +78,7 @@ _WRAPPERS = (
 def outside_effect(
     models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> str | None:
-    """Returns why steps of these cannot be compiled; None if nothing is known against it."""
+    """Returns why a step of these models cannot be compiled; None if it can."""
     for model in models:
         for path, module in model.named_modules():
             reason = _of_module(module)

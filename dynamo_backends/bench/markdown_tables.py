@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, Status, as_ratio, short
-from dynamo_backends.bench.dots import Series, panel
+from dynamo_backends.bench.dot_plots import Series, panel
 from dynamo_backends.bench.environment import threads_in_words
 from dynamo_backends.bench.rendering import render, table
 from dynamo_backends.bench.statistics import geometric_mean
-from dynamo_backends.bench.summary import choices, chosen_text, headline, in_words, summaries
+from dynamo_backends.bench.summary import choices, chosen_text, describe_mode, headline, summaries
 from dynamo_backends.bench.tables import summary_cells
 
 _FAILURES: tuple[Status, ...] = (
@@ -82,7 +82,7 @@ def failures_table(run: Run) -> str:
 
 
 def left_list(run: Run) -> str:
-    """Returns the models that were not run, by backend; a sentence if all were."""
+    """Lists the models that were not run, by backend, in Markdown."""
     lines = [f"- {found.name}: {_left(found)}\n" for found in rates(run) if found.left]
     return "".join(["Not run:\n\n", *lines]) if lines else "Every model was run.\n"
 
@@ -98,7 +98,7 @@ def _rate(run: Run, key: _Kind, cells: Sequence[Cell], several: bool) -> Rate:
     measured = [run.outcomes[cell] for cell in cells if cell in run.outcomes]
     judged = [outcome for outcome in measured if not outcome.eager_failed]
     left = [cell.model for cell in cells if cell not in run.outcomes]
-    name = f"`{short(key[0])}`" + (f" ({in_words(key[1:])})" if several else "")
+    name = f"`{short(key[0])}`" + (f" ({describe_mode(key[1:])})" if several else "")
     return Rate(name, judged, len(measured) - len(judged), left)
 
 
@@ -268,7 +268,7 @@ def _key(cell: Cell) -> tuple[str, str, str, int | None]:
 
 
 def _kind(cell: Cell) -> str:
-    return in_words((cell.mode, cell.dtype, cell.batch))
+    return describe_mode((cell.mode, cell.dtype, cell.batch))
 
 
 def _speedups(run: Run, of: Callable[[Cell], bool]) -> list[float]:

@@ -22,7 +22,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dynamo_backends.conformance.rewrites.eager_paths import Decomposition, Rounding, other_paths
+from dynamo_backends.conformance.rewrites.eager_variants import (
+    DecompositionMode,
+    PerturbedRoundingMode,
+    make_eager_variants,
+)
 from dynamo_backends.conformance.rewrites.graphs import Call, RandomGraph, Values, evaluate
 from dynamo_backends.conformance.rewrites.operators import EXACT
 
@@ -202,7 +206,7 @@ def _without_denormals(x: Tensor) -> Tensor:
 def _others(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]:
     """Eager's results by its other paths, with and without denormal numbers in inputs."""
     flushed = {n: _flush(x) for n, x in inputs.items()}
-    for path in other_paths():
+    for path in make_eager_variants():
         for values in (inputs, flushed):
             with path:
                 yield graph.run(values)
@@ -214,8 +218,8 @@ def _moved(graph: RandomGraph, inputs: Mapping[str, Tensor]) -> Iterator[Values]
         yield graph.run({n: _scaled(x, _MOVE, signs[n]) for n, x in inputs.items()})
     for seed in range(_ROUNDINGS):
         # Decompositions have more calls that round: the sum of a softmax.
-        rounding = Rounding(seed, lambda x, generator: _scaled(x, None, generator))
-        with rounding, Decomposition() if seed % 2 else nullcontext():
+        rounding = PerturbedRoundingMode(seed, lambda x, generator: _scaled(x, None, generator))
+        with rounding, DecompositionMode() if seed % 2 else nullcontext():
             yield graph.run(inputs)
 
 

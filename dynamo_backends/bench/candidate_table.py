@@ -8,7 +8,7 @@ from typing import Any
 
 from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.bench.cells import as_ratio
-from dynamo_backends.bench.dots import ErrorPanel, Panel, Series, error_panel, panel, ratios_of
+from dynamo_backends.bench.dot_plots import ErrorPanel, Panel, Series, error_panel, panel, ratios_of
 from dynamo_backends.bench.explained import break_even
 from dynamo_backends.capture.rendering import tuning_seconds
 from dynamo_backends.interface.report import CandidateReport
@@ -32,8 +32,8 @@ HEADS = (
 
 
 @dataclass(frozen=True)
-class Contest:
-    """The candidates of a graph, as a page shows them.
+class CandidateTable:
+    """The backends that competed for a graph, as rows of a table and plots.
 
     Attributes:
         title: What was competed for.
@@ -50,10 +50,10 @@ class Contest:
     seconds: str
 
 
-def contest(
+def candidate_table(
     rows: Sequence[CandidateReport], chosen: str, seconds: Mapping[str, float], title: str = ""
-) -> Contest:
-    """Returns the candidates of a graph for a page.
+) -> CandidateTable:
+    """Builds the table of the backends that competed for a graph.
 
     Args:
         rows: The candidates.
@@ -67,7 +67,7 @@ def contest(
         for row in rows
         if row.error is not None
     ]
-    return Contest(
+    return CandidateTable(
         title,
         [_shown(row, eager, chosen) for row in rows],
         _race(rows, eager),
@@ -85,7 +85,7 @@ def reason(row: CandidateReport, chosen: str) -> str:
 
 
 def pays_off(row: CandidateReport, eager: CandidateReport | None) -> float | None:
-    """After how many calls its compilation has paid for itself, see `break_even`."""
+    """Formats the number of calls after which compilation has paid for itself."""
     if eager is None or row is eager or row.seconds is None or eager.seconds is None:
         return None
     return break_even(row.compile_s, eager.seconds, row.seconds)

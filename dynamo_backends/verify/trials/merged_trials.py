@@ -23,10 +23,10 @@ from dynamo_backends.verify.trials.judge import EagerRefused, Expectation, Judge
 from dynamo_backends.verify.trials.trials import (
     Compile,
     Spare,
-    alone,
     elements,
     is_product,
     is_run,
+    single_call_graph,
     spared_samples,
 )
 
@@ -70,11 +70,11 @@ def trial_of(node: fx.Node, spare: Spare, given: Given | None = None) -> Trial:
     """
     if given is None and is_run(node):
         given = lambda: spared_samples(node, spare)  # noqa: E731
-    return Trial(node, alone(node), given)
+    return Trial(node, single_call_graph(node), given)
 
 
-def bound(compile_graph: Compile) -> Make:
-    """Compiles calls as they are.
+def make_binding_compiler(compile_graph: Compile) -> Make:
+    """Returns a function that compiles a graph of calls and binds it.
 
     Args:
         compile_graph: Makes an executable.
@@ -83,7 +83,7 @@ def bound(compile_graph: Compile) -> Make:
 
 
 def bound_decomposed(compile_graph: Compile, rules: Callable[[], Rules]) -> Make:
-    """Compiles calls decomposed.
+    """Returns a function that decomposes the calls of a graph, compiles and binds it.
 
     Args:
         compile_graph: Makes an executable of what they become.
@@ -93,7 +93,7 @@ def bound_decomposed(compile_graph: Compile, rules: Callable[[], Rules]) -> Make
 
 
 def right_together(trials: Mapping[str, Trial], make: Make) -> set[str]:
-    """Which calls are right, as far as that shows when they are compiled side by side.
+    """Compiles trials merged into one graph; returns the kinds that are right.
 
     Args:
         trials: By their kinds.
@@ -179,10 +179,10 @@ def _right_in_one(group: Group, make: Make) -> set[str]:
 
 
 class SideBySide:
-    """Several graphs of one call each as one graph.
+    """Merges several graphs of one call each into one graph.
 
     Args:
-        graphs: From `alone`.
+        graphs: From `single_call_graph`.
 
     Attributes:
         graph: Has the inputs and outputs of all, in their order.

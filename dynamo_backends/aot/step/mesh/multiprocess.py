@@ -22,8 +22,10 @@ def ranks_of(parallel: Parallel | None) -> Ranks | None:
     return this_job() if parallel is not None and parallel.mesh.of_ranks else None
 
 
-def begin_alike(ranks: Ranks, parallel: Parallel, inventory: Inventory, home: str) -> None:
-    """Gives what is not on the mesh yet rank 0's contents, on all ranks.
+def broadcast_initial_state(
+    ranks: Ranks, parallel: Parallel, inventory: Inventory, home: str
+) -> None:
+    """Broadcasts rank 0's tensors that are not yet on the mesh to all ranks.
 
     Raises:
         RankError: The ranks have different models, optimizers or arguments.
@@ -46,8 +48,8 @@ def begin_alike(ranks: Ranks, parallel: Parallel, inventory: Inventory, home: st
         ranks.broadcast("gets parameters of rank 0", [x for x in contents if x.numel()])
 
 
-def whole_batch(parallel: Parallel, batch: Sequence[Any]) -> list[Any]:
-    """Returns a tensor without contents that stands for the batch of all processes.
+def fake_global_batch(parallel: Parallel, batch: Sequence[Any]) -> list[Any]:
+    """Returns the batch with tensors of the global batch's shape, without contents.
 
     Raises:
         StepCaptureError: One of its tensors requires a gradient.
@@ -69,7 +71,7 @@ def _whole(parallel: Parallel, tensor: Tensor) -> Tensor:
 def gathered_batch(
     ranks: Ranks, parallel: Parallel, batch: Sequence[Any], replicated: Collection[int] = ()
 ) -> list[Any]:
-    """Returns the batch of all processes, on each."""
+    """Gathers the batches of all processes (all-gather); every rank gets the whole."""
     return [
         _gathered(ranks, parallel, x) if isinstance(x, Tensor) and i not in replicated else x
         for i, x in enumerate(batch)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.workers.race import Measured
+from dynamo_backends.workers.race import RaceResult
 
 log = logging.getLogger("dynamo_backends")
 
@@ -50,7 +50,7 @@ class Choice:
     since: float = 0.0
 
 
-def decide(measured: Measured, safe: str, preferred: str) -> Choice:
+def decide(measured: RaceResult, safe: str, preferred: str) -> Choice:
     """Returns what a race decides.
 
     Args:
@@ -87,7 +87,7 @@ class Choices:
         self._lock = fork_safe_rlock()
 
     def __call__(
-        self, kind: str, safe: str, preferred: str, race: Callable[[], Measured]
+        self, kind: str, safe: str, preferred: str, race: Callable[[], RaceResult]
     ) -> Choice:
         """Returns the choice for a kind of call.
 
@@ -112,7 +112,9 @@ class Choices:
     def _holds(self, choice: Choice) -> bool:
         return choice.final or self._clock() - choice.since < AGAIN_S
 
-    def _raced(self, kind: str, safe: str, preferred: str, race: Callable[[], Measured]) -> Choice:
+    def _raced(
+        self, kind: str, safe: str, preferred: str, race: Callable[[], RaceResult]
+    ) -> Choice:
         measured = race()
         found = decide(measured, safe, preferred)
         found = Choice(found.way, found.final, self._clock())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamo_backends.bench.cells import EAGER, Cell, Outcome, Run, as_ratio, short
-from dynamo_backends.bench.summary import in_words
+from dynamo_backends.bench.summary import describe_mode
 from dynamo_backends.verify.comparator import REDUCED_TOLERANCE, TOLERANCE
 
 WIDTH = 360
@@ -88,7 +88,7 @@ def panels(run: Run) -> list[Panel]:
     kinds = {(c.mode, c.dtype, c.batch) for c in run.outcomes}
     groups: dict[tuple[str, str], list[Series]] = {}
     for cell, outcome in run.outcomes.items():
-        kind = in_words((cell.mode, cell.dtype, cell.batch)) if len(kinds) > 1 else ""
+        kind = describe_mode((cell.mode, cell.dtype, cell.batch)) if len(kinds) > 1 else ""
         groups.setdefault((cell.model, kind), []).append(_series(cell, outcome))
     return [panel(": ".join(filter(None, key)), found) for key, found in groups.items()]
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends import compile_step
 from dynamo_backends.bench.accuracy import as_precise
-from dynamo_backends.bench.backends import compiling
+from dynamo_backends.bench.backends import resolve_compiler
 from dynamo_backends.bench.cells import Mode
 from dynamo_backends.bench.exports import exported, is_export
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
@@ -19,8 +19,8 @@ from dynamo_backends.graph.precision import may_be_tf32
 from dynamo_backends.interface.registry import list_backends
 
 
-class RoundingToTf32(TorchDispatchMode):
-    """Rounds the factors of what torch's settings let an NVIDIA GPU compute in TF32.
+class Tf32RoundingMode(TorchDispatchMode):
+    """Dispatch mode that rounds the operands to TF32 where torch's settings allow it.
 
     Which of a vendor's kernels do is its own choice, and depends on shapes: eager may compute a
     convolution in float32 that a backend computes in TF32, with the same settings.
@@ -69,8 +69,8 @@ def tolerance(dtype: str, mode: Mode) -> float:
     return _TOLERANCE[dtype, mode != "inference"]
 
 
-class Work:
-    """The computation that a cell repeats.
+class ModelWorkload:
+    """A model, its inputs and mode: inference, backward or whole training steps.
 
     Args:
         case: The model and its inputs.
@@ -86,7 +86,7 @@ class Work:
         mode: Mode,
         dtype: torch.dtype,
         device: str = "cpu",
-        backend_of: Callable[[str], Any] = compiling,
+        backend_of: Callable[[str], Any] = resolve_compiler,
     ):
         self._mode, self._dtype, self._device = mode, dtype, device
         self._backend_of = backend_of
@@ -125,7 +125,7 @@ class Work:
         """
         if self._device != "cuda" or self._dtype != torch.float32:
             return None
-        with RoundingToTf32():
+        with Tf32RoundingMode():
             return as_precise(expected, results(self.eager(), self.calls))
 
     def _runner(
@@ -143,7 +143,7 @@ class Work:
 
 
 def results(run: Runner, calls: int) -> Any:
-    """Returns what the last of some calls gives, in memory of its own."""
+    """Returns a copy of the last result of some calls."""
     torch.manual_seed(0)
     for _ in range(calls):
         result = run()
@@ -165,7 +165,7 @@ def _steps(model: nn.Module, inputs: Inputs, backend: str | None) -> Runner:
     whole = backend in (*_WHOLE_STEPS, *list_backends())
     function: Any = model
     if backend is not None and not whole:
-        function = torch.compile(model, backend=compiling(backend))
+        function = torch.compile(model, backend=resolve_compiler(backend))
 
     def step() -> Tensor:
         found = loss(call(function, inputs))
@@ -189,7 +189,7 @@ def _steps(model: nn.Module, inputs: Inputs, backend: str | None) -> Runner:
 
 
 def timed(run: Runner) -> Runner:
-    """Returns the part of a call that is timed: without what only the comparison needs."""
+    """Returns the part of a runner that is timed, without work for the comparison."""
     return getattr(run, "timed", run)
 
 
@@ -230,5 +230,5 @@ def cast(inputs: Inputs, device: str, dtype: torch.dtype) -> Inputs:
 
 
 def detached(outputs: Any) -> Any:
-    """Copies of tensors that no later call changes."""
+    """Detaches and clones tensors, so that later calls cannot change them."""
     return pytree.tree_map_only(Tensor, lambda t: t.detach().clone(), outputs)

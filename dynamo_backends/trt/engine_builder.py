@@ -156,8 +156,8 @@ class Settings:
 
 
 @contextlib.contextmanager
-def weights_folder(model: bytes) -> Iterator[str]:
-    """A path for a model whose weights have no data: next to it, a file of as many zeros.
+def placeholder_weights(model: bytes) -> Iterator[str]:
+    """Context manager: a path for a model beside a sparse file of zeros as weights.
 
     The file takes no space on disk. Weights are put into the engine afterwards; what the builder
     makes of a refittable network does not depend on them.
@@ -206,7 +206,7 @@ def build(model: bytes, profile: Profile, settings: Settings) -> bytes:
         CompileError: TensorRT refuses the model, or finds no kernels for it.
     """
     trt, log = vendor.tensorrt(), vendor.logger()
-    with driver().stream(settings.device), weights_folder(model) as path:
+    with driver().stream(settings.device), placeholder_weights(model) as path:
         builder = trt.Builder(log)
         network = new_network(builder, settings.options.strongly_typed)
         parser = trt.OnnxParser(network, log)

@@ -56,8 +56,8 @@ def run_of(content: Mapping[str, Any]) -> Run:
     return run
 
 
-def begin(context: Mapping[str, Any], path: Path, resume: bool) -> Run:
-    """The run that goes on in a file, or an empty one that begins there.
+def open_run(context: Mapping[str, Any], path: Path, resume: bool) -> Run:
+    """Opens a run: resumes the one in a file, or starts an empty one.
 
     Args:
         context: What figures depend on that are to be measured.

@@ -15,8 +15,8 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends.interface.counters import RACES, stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
 from dynamo_backends.runtime.processor import processor, processor_name
-from dynamo_backends.workers.choices import Choices
-from dynamo_backends.workers.race import Measured, Race, Run
+from dynamo_backends.workers.kernel_choices import Choices
+from dynamo_backends.workers.race import Race, RaceResult, Run
 
 FOLDER = "choices"
 """In the cache folder."""
@@ -39,7 +39,7 @@ def fastest(
     preferred: str | None = None,
     safe: str | None = None,
 ) -> str:
-    """Name of the fastest way to compute something.
+    """Times the ways to compute something; returns the fastest one's name.
 
     Equal kinds give equal choices while a graph is compiled. Where torch is told to be
     deterministic nothing is measured, and it is the usual one.
@@ -59,7 +59,7 @@ def fastest(
     classes = [_class_of(layout) for layout in layouts]
     key = f"{kind} {classes} {torch.get_num_threads()}"
 
-    def race() -> Measured:
+    def race() -> RaceResult:
         with stage(RACES), private.disable_current_modes(), torch.no_grad():
             return _race(preferred, make(), layouts)
 
@@ -73,7 +73,7 @@ def _class_of(layout: Layout) -> tuple[list[int], list[int], torch.dtype]:
     return [1 << (int(first) - 1).bit_length(), *map(int, rest)], order, dtype
 
 
-def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> Measured:
+def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) -> RaceResult:
     """A race on all threads; if others disturb it so that it decides nothing, one on one thread.
 
     Others leave a processor to that. Its outcome decides as that of a disturbed race does: only
@@ -90,7 +90,7 @@ def _race(preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout]) ->
 
 def _race_on_threads(
     preferred: str, runs: Mapping[str, Run], layouts: Sequence[Layout], patience: float = 1
-) -> Measured:
+) -> RaceResult:
     def inputs() -> list[Tensor]:
         return [
             torch.empty_strided(shape, strides, dtype=dtype).fill_(1.0)

@@ -200,7 +200,7 @@ def in_bfloat16(
     models: Sequence[nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
 ) -> Callable[..., Any]:
-    """Returns a step function that runs under autocast to bfloat16, but for backward and update.
+    """Wraps a step function: its forward runs under bfloat16 autocast.
 
     Casts of weights are not kept from one use to the next one: a step may use them, update them and
     use them again.

@@ -41,8 +41,8 @@ class _Path(TorchDispatchMode):
         """Returns the result of a call whose results are new tensors."""
 
 
-class OtherMemory(_Path):
-    """Calls operators with operands that are elsewhere in memory.
+class OperandLayoutMode(_Path):
+    """Dispatch mode that calls operators on copies of operands with another layout.
 
     Args:
         move: Returns an equal tensor in other memory.
@@ -62,8 +62,8 @@ class OtherMemory(_Path):
         return pytree.tree_map_only(Tensor, Tensor.contiguous, result)
 
 
-def apart(x: Tensor) -> Tensor:
-    """Returns a tensor of which no two elements are next to each other."""
+def spread_elements(x: Tensor) -> Tensor:
+    """Copies a tensor so that no two elements are adjacent in memory."""
     return torch.stack((x, x), -1).select(-1, 0)
 
 
@@ -73,8 +73,8 @@ def transposed(x: Tensor) -> Tensor:
     return x.permute(order).contiguous().permute(order)
 
 
-class OtherProducts(_Path):
-    """Multiplies matrices as parts of larger ones, or sums from the last product to the first.
+class MatmulOrderMode(_Path):
+    """Dispatch mode that pads matrix products or sums them in reverse order.
 
     Large products are computed by a library, which rounds a product and a sum once: -inf plus
     1e30 * 1e30 is -inf there, and NaN in small products. Which of the summands comes first decides
@@ -104,8 +104,8 @@ class OtherProducts(_Path):
 LARGER = 32
 
 
-class Decomposition(_Path):
-    """Calls torch's decompositions of operators."""
+class DecompositionMode(_Path):
+    """Dispatch mode that runs torch's decompositions instead of operators."""
 
     def call(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See the base class."""
@@ -121,8 +121,8 @@ class Decomposition(_Path):
 _decompositions = functools.cache(all_decompositions)
 
 
-class SumsByDimension(Decomposition):
-    """Calls torch's decompositions, and sums along one dimension after the other.
+class SumByDimensionMode(DecompositionMode):
+    """Dispatch mode that decomposes operators and reduces one dimension at a time.
 
     In which order numbers are summed decides which digits are lost: the mean of numbers that cancel
     may be 0, or as large as the rounding of the largest summand.
@@ -149,8 +149,8 @@ def _sum(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x
 
 
-class Rounding(_Path):
-    """Rounds results of operators otherwise, those inside of composite ones included.
+class PerturbedRoundingMode(_Path):
+    """Dispatch mode that rounds operators' results another way, also in composites.
 
     Args:
         seed: Which of the ways.
@@ -167,8 +167,8 @@ class Rounding(_Path):
         return pytree.tree_map_only(Tensor, self._round, func(*args, **kwargs))
 
 
-class CorrectRounding(Decomposition):
-    """Computes functions of single elements in float64 and rounds once.
+class CorrectRoundingMode(DecompositionMode):
+    """Dispatch mode that computes pointwise functions in float64 and rounds once.
 
     Torch's own kernels may be a unit in the last place away: the sigmoid of 1e-7 is 0.50000006 for
     them, and 0.5 if it is rounded correctly. What follows may be any number then: its logit is 2e-7
@@ -205,15 +205,15 @@ def _wide(x: Tensor) -> Tensor:
     return x.double() if x.is_floating_point() else x
 
 
-def other_paths() -> list[_Path]:
-    """Makes all other paths of eager; each may be entered many times."""
+def make_eager_variants() -> list[_Path]:
+    """Creates dispatch modes under which eager gives other, equally right results."""
     return [
-        OtherMemory(apart),
-        OtherMemory(transposed),
-        OtherProducts(LARGER),
-        OtherProducts(LARGER, backwards=True),
-        OtherProducts(backwards=True),
-        Decomposition(),
-        SumsByDimension(),
-        *map(CorrectRounding, range(2**CHOICES)),
+        OperandLayoutMode(spread_elements),
+        OperandLayoutMode(transposed),
+        MatmulOrderMode(LARGER),
+        MatmulOrderMode(LARGER, backwards=True),
+        MatmulOrderMode(backwards=True),
+        DecompositionMode(),
+        SumByDimensionMode(),
+        *map(CorrectRoundingMode, range(2**CHOICES)),
     ]

@@ -44,7 +44,7 @@ def start(inputs: Iterable[Any]) -> None:
 
 
 def finish() -> None:
-    """Waits until nothing is compiled any more: compilers disturb races."""
+    """Waits for the background compilations, which would disturb timing."""
     with _lock:
         threads = list(_started.values())
     for thread in threads:

@@ -252,7 +252,7 @@ def test_an_error_inside_of_xla(given: bool, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(steps, "_compile", compile_with_callbacks)
     if given:
-        monkeypatch.setattr(steps, "calls_of_libraries", lambda lowered: set())
+        monkeypatch.setattr(steps, "find_custom_calls", lambda lowered: set())
     torch.manual_seed(0)
     model = nets.mlp()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness import time_candidates, geometric_mean, speedup
+from harness import geometric_mean, speedup, time_candidates
 
 
 def test_speedup_of_known_times() -> None:
@@ -76,7 +76,9 @@ def test_compare_pauses_before_each_sample() -> None:
 
 def test_compare_keeps_to_its_budget() -> None:
     def measured(budget_s: float) -> int:
-        timings = time_candidates({"a": lambda: time.sleep(0.002)}, 40, pause_s=0, budget_s=budget_s)
+        timings = time_candidates(
+            {"a": lambda: time.sleep(0.002)}, 40, pause_s=0, budget_s=budget_s
+        )
         return len(timings["a"].samples)
 
     assert measured(0) == 5

@@ -72,7 +72,9 @@ def test_integers_have_bounds_and_what_no_float_holds():
 def test_casts_to_integers_get_what_integers_hold(monkeypatch: pytest.MonkeyPatch):
     op = database.find("long")
     judged: list[Any] = []
-    monkeypatch.setattr(running, "judge", lambda call, *results: judged.append(call.flat))
+    monkeypatch.setattr(
+        running, "describe_mismatch", lambda call, *results: judged.append(call.flat)
+    )
     for dtype in (torch.float32, torch.int32):
         running.run(op, dtype, "onnxrt", limit=1, extremes=True)
     tensors = [x for flat in judged for x in flat if isinstance(x, torch.Tensor)]

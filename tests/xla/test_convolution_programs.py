@@ -168,7 +168,7 @@ def test_winograd_is_for_float32_only(dtype):
     shape = ConvShape(4, (28, 28), 128, 128, (3, 3), (1, 1), (1, 1), (1, 1), dtype=dtype)
     assert not any(p.applies(shape) for p in PROGRAMS if p.name.startswith("winograd"))
     float32 = ConvShape(4, (28, 28), 128, 128, (3, 3), (1, 1), (1, 1), (1, 1))
-    assert programs.choose(float32).name.startswith("winograd")
+    assert programs.choose_algorithm(float32).name.startswith("winograd")
 
 
 @settings(max_examples=12, deadline=None, print_blob=True)
@@ -240,7 +240,7 @@ def test_weight_gradient_in_parts(monkeypatch, at_once, largest, dtype):
 
 def test_other_platforms_take_the_plain_program():
     shape = ConvShape(4, (28, 28), 96, 96, (3, 3), (1, 1), (1, 1), (1, 1), 96, platform="cuda")
-    assert programs.choose(shape).name == "lax"
+    assert programs.choose_algorithm(shape).name == "lax"
 
 
 def test_rules_name_every_program_and_end_with_one_that_always_fits():

@@ -20,7 +20,7 @@ from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.pipeline import compiled_graph
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
-from dynamo_backends.xla.lowering import creation as on_device
+from dynamo_backends.xla.lowering import random as on_device
 from tests.aot.step_checks import assert_one_program
 from tests.doubles.remote import RemoteDouble
 

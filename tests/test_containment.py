@@ -163,8 +163,8 @@ STAGES: dict[str, Stage] = {
     "freezing": at("runtime.weight_binding.Snapshot"),
     "checking weights": at("runtime.weight_binding.Snapshot.is_current"),
     "verification": at("runtime.program.Comparison", apart=True),
-    "verification, eager again": at("verify.first.Replay", apart=True),
-    "verification, comparing": at("verify.first._Outputs.compare", apart=True),
+    "verification, eager again": at("verify.first_call.Replay", apart=True),
+    "verification, comparing": at("verify.first_call._Outputs.compare", apart=True),
     "assembling": at("pipeline.blocks.Program"),
     "forward and backward, normal form": at("pipeline.captured.normalize", trains=True),
     "forward and backward, compile": Stage(

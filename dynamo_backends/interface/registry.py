@@ -196,9 +196,9 @@ OLD_NAMES: tuple[OldName, ...] = (
     OldName("cudagraphs_ts_ofi", "cudagraphs_eager", "here", _CUDAGRAPHS),
     OldName("fx2trt", "fx2trt", "here", "torch_tensorrt is what became of it; 'tensorrt' needs "
             "TensorRT alone"),
-    OldName("ipex", "", "nobody", "Intel Extension for PyTorch registers it when it is imported "
-            "(`import intel_extension_for_pytorch`); without it, 'inductor_freezing' and "
-            "'onednn_graph' reach the same oneDNN kernels"),
+    OldName("ipex", "", "nobody", "Intel Extension for PyTorch, which registered it, ended; its "
+            "last release is for torch 2.8. 'inductor_freezing' and 'onednn_graph' reach oneDNN, "
+            "too"),
     OldName("ltc_reuse_graph", "ltc", "here", "renamed"),
     OldName("ltc_trivial", "ltc_trace", "here", "renamed"),
     OldName("nnc", "nnc", "here", "as before"),

@@ -69,6 +69,9 @@ _BETWEEN = 3, 2
 """Calls timed before the first burst, and so many more before each next one: what disturbs may last
 for a while."""
 
+_DISTURBED = 0.5
+"""How much a call with preemptions counts among those between bursts."""
+
 _LONG_S = 0.02
 """What disturbs a run after code of another runtime (threads that spin, caches) ends sooner."""
 
@@ -118,13 +121,24 @@ class _Sizes:
     eager: float = math.inf
     eager_at_most: float = math.inf
     recent: float = math.inf  # best own time since the last burst
-    timed: int = 0  # since the last burst
+    recent_at_most: float = math.inf
+    timed: float = 0.0  # calls since the last burst; see `_DISTURBED`
     pairs: list[tuple[float, float]] = field(default_factory=list)
 
     @property
+    def is_disturbed(self) -> bool:
+        """Whether no call was without a preemption, as with runtimes whose threads spin."""
+        return self.own == math.inf
+
+    @property
+    def best(self) -> float:
+        """The best own time that is known."""
+        return self.own_at_most if self.is_disturbed else self.own
+
+    @property
     def factor(self) -> float:
-        """At least so many times eager's time is needed."""
-        return self.own / self.eager_at_most if self.own < math.inf else 0.0
+        """At least so many times eager's time is needed, if the best call was not disturbed."""
+        return self.best / self.eager_at_most if self.best < math.inf else 0.0
 
     @property
     def factor_at_most(self) -> float:
@@ -170,7 +184,7 @@ class Pace:
         self._in_calls += seconds * calls
         self._timed += 1
         self.note_again(sizes, seconds, counts)
-        self._of(sizes).timed += counts
+        self._of(sizes).timed += 1.0 if counts else _DISTURBED
 
     def _of(self, sizes: Any) -> _Sizes:
         found = self._sizes.get(sizes)
@@ -184,15 +198,15 @@ class Pace:
         found = self._of(sizes)
         if found.timed < _BETWEEN[0] + _BETWEEN[1] * len(found.pairs):
             return 0
-        eager = found.eager_at_most if found.pairs else min(self._eager_s, _GUESS * found.own)
+        eager = found.eager_at_most if found.pairs else min(self._eager_s, _GUESS * found.best)
         runs = 1 if eager >= _LONG_S else _RUNS
-        cost = runs * eager + (found.own if self.is_repeated(sizes) else 0.0)
+        cost = runs * eager + (found.best if self.is_repeated(sizes) else 0.0)
         return runs if self.spent + cost <= self.budget else 0
 
     def is_repeated(self, sizes: Any) -> bool:
         """Returns whether compiled code is to run twice, so that caches hold what eager's did."""
         found = self._of(sizes)
-        return bool(found.pairs) and _FAST[-1][1] < found.factor < _COLD and found.own < _LONG_S
+        return bool(found.pairs) and _FAST[-1][1] < found.factor < _COLD and found.best < _LONG_S
 
     def note_again(self, sizes: Any, seconds: float, counts: bool) -> None:
         """Notes a run of compiled code beside a call.
@@ -204,6 +218,7 @@ class Pace:
         """
         found = self._of(sizes)
         found.own_at_most = min(found.own_at_most, seconds)
+        found.recent_at_most = min(found.recent_at_most, seconds)
         if counts:
             found.own, found.recent = min(found.own, seconds), min(found.recent, seconds)
 
@@ -216,11 +231,13 @@ class Pace:
             counts: Whether nobody disturbed it.
         """
         found = self._of(sizes)
-        found.pairs.append((found.recent, seconds))
+        own = found.recent_at_most if found.is_disturbed else found.recent
+        found.pairs.append((own, seconds))
         found.eager_at_most = min(found.eager_at_most, seconds)
         if counts:
             found.eager = min(found.eager, seconds)
-        found.recent, found.timed = math.inf, 0
+        found.recent = found.recent_at_most = math.inf
+        found.timed = 0.0
 
     def verdict(self, is_busy: Callable[[], bool]) -> Verdict | None:
         """Returns what is known; None: more has to be measured.
@@ -245,13 +262,13 @@ def _judged(found: _Sizes, is_busy: Callable[[], bool]) -> Verdict | None:
             return Verdict("fast enough", found.own_at_most, found.eager, busy * OTHERS)
     needed = min((least for count, least in SLOWER if bursts >= count), default=math.inf)
     if factor >= needed and _agree(found, needed):
-        busy = is_busy()
+        busy = found.is_disturbed or is_busy()
         if not busy or (bursts >= _BUSY[0] and factor >= _BUSY[1]):
-            return Verdict("slower", found.own, found.eager_at_most, busy * OTHERS)
+            return Verdict("slower", found.best, found.eager_at_most, busy * OTHERS)
     if bursts < MOST_BURSTS:
         return None
     reason = f"the difference is too small, or differed between {bursts} measurements"
-    return Verdict("not sure", found.own, found.eager_at_most, reason)
+    return Verdict("not sure", found.best, found.eager_at_most, reason)
 
 
 def _agree(found: _Sizes, needed: float) -> bool:

@@ -53,6 +53,7 @@ def test_an_interrupted_run_goes_on_with_what_is_left(
     whole, parts = tmp_path / "whole.json", tmp_path / "parts.json"
     monkeypatch.setattr(runs, "measure", Measuring())
     assert main(arguments(whole)) == 0
+    capsys.readouterr()
     first, second = Measuring(stops_at), Measuring()
     monkeypatch.setattr(runs, "measure", first)
     assert main(arguments(parts)) == 130

@@ -62,6 +62,12 @@ def loaded(rng: random.Random) -> Noise:
     return took
 
 
+def preempted(rng: random.Random) -> Noise:
+    """Every run of compiled code is preempted, as with threads that spin for each other."""
+    times = uneven(rng)
+    return lambda who, seconds: (times(who, seconds)[0], who != "own")
+
+
 def run(
     factor: float, own: float, noise: Noise, first_s: float, calls: int, busy: bool = False
 ) -> tuple[Verdict | None, int, Pace]:
@@ -97,7 +103,7 @@ def outcomes(factor: float, noise: Callable[[random.Random], Noise], calls: int)
             yield "open" if verdict is None else verdict.outcome
 
 
-@pytest.mark.parametrize("noise", [quiet, uneven, spinning, loaded])
+@pytest.mark.parametrize("noise", [quiet, uneven, spinning, loaded, preempted])
 @pytest.mark.parametrize("factor", [0.5, 0.9, 1.0, 1.05])
 def test_there_is_no_false_alarm(factor: float, noise: Callable[[random.Random], Noise]):
     found = list(outcomes(factor, noise, 400))
@@ -115,6 +121,11 @@ def test_what_is_twice_as_slow_is_found_within_a_hundred_calls(
 
 def test_what_is_much_slower_is_found_on_a_busy_machine():
     found = list(outcomes(50, loaded, 200))
+    assert found.count("slower") >= 0.95 * len(found)
+
+
+def test_what_is_much_slower_is_found_though_each_of_its_runs_is_preempted():
+    found = list(outcomes(25, preempted, 100))
     assert found.count("slower") >= 0.95 * len(found)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import harness
 from dynamo_backends._torch_private.control import torch_backends
-from dynamo_backends.bench import run_file as ledger
+from dynamo_backends.bench import run_file
 from dynamo_backends.bench.cells import Outcome, Run
 from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.bench.suites.catalogue import gpu
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "--output", "gpu-results.json", "--resume"]  # fmt: skip
     status = command(["bench", "gpu", *defaults, "--backends", *backends, *given])
     if status <= 1 and (settings.device, settings.scale) == ("cuda", "bench"):
-        for aim in targets(ledger.read(settings.output)):
+        for aim in targets(run_file.read(settings.output)):
             console.print(f"target: {aim.line()}", highlight=False)
             status = max(status, int(aim.met is False))
     return status

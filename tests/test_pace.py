@@ -23,7 +23,7 @@ from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import PaceReport
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.runtime import pace
+from dynamo_backends.runtime import pace, pace_check
 from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from dynamo_backends.verify import bisection
 from dynamo_backends.workers.contention import System
@@ -147,7 +147,7 @@ def test_slow_code_is_replaced_and_that_is_said_once(caplog: pytest.LogCaptureFi
         "takes 42 times eager's time (42 ms, eager 1 ms): 1x aten.mul.Tensor, 1x aten.sin.default, "
         "1x aten.cumsum.default, 1x aten.add.Tensor, at "
     ) in text
-    assert text.endswith("; the block runs in eager from now on. " + pace.REMEDY)
+    assert text.endswith("; the block runs in eager from now on. " + pace_check.REMEDY)
     assert dynamo_backends.counters()["slower"] == before["slower"] + 1
     assert report.events == [], "it is no fault"
     assert report.to_dict()["paces"][0]["outcome"] == "slower"

@@ -20,7 +20,7 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.sizes import Size, SizeReader, with_sizes_as_inputs
 from dynamo_backends.interface.registry import get_backend, list_backends
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.verify import first_call as first
+from dynamo_backends.verify import first_call
 
 
 class Ranged(Executable):
@@ -143,13 +143,13 @@ def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
 def rows_compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Gets the rows of the first input of each call that is compared with eager."""
     rows: list[int] = []
-    original = first.Comparison.__call__
+    original = first_call.Comparison.__call__
 
     def compare(self: Any, run: Any, inputs: Sequence[Any]) -> Any:
         rows.append(inputs[0].shape[0])
         return original(self, run, inputs)
 
-    monkeypatch.setattr(first.Comparison, "__call__", compare)
+    monkeypatch.setattr(first_call.Comparison, "__call__", compare)
     return rows
 
 

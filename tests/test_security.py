@@ -37,7 +37,7 @@ from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.kernels import timing as measured
-from dynamo_backends.onnx import exporter_lowerings as rules
+from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.package import archive
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
 from dynamo_backends.runtime.verdicts import Verdicts
@@ -118,18 +118,18 @@ def test_what_else_is_kept_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(DiskCache, "get", get)
     choices = Choices(measured._store, lambda: "")
-    rules._names.cache_clear()
+    exporter_lowerings._names.cache_clear()
     readers = [
         lambda: Verdicts("onnxrt", ["ort"], shipped=False).get("kind", keep=True),
         lambda: choices._kept("kind"),
         lambda: Records("environment").get("0" * 64),
-        rules._names,
+        exporter_lowerings._names,
     ]
     for reader in readers:
         with contextlib.suppress(ValueError):  # it is no JSON
             reader()
     assert len(asked) == len(readers)
-    rules._names.cache_clear()
+    exporter_lowerings._names.cache_clear()
     monkeypatch.setattr(DiskCache, "read", lambda self, name: bomb)
     assert Decisions().get("a" * 64) is None
 

@@ -1,1 +1,1 @@
-"""What surrounds Dynamo: explain, coverage, counters, warming up, and how a call is compiled."""
+"""Works with Dynamo: explains and counts what it captures, and compiles ahead of calls."""

@@ -177,13 +177,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import packages, runs
-    from dynamo_backends.bench import run_file as ledger
+    from dynamo_backends.bench import packages, run_file, runs
 
     for needed in (packages.import_psutil, packages.import_stats, packages.import_jinja2):
         needed()  # now, not after hours
     how, output = _how(args), args.output
-    run = ledger.open_run(runs.context(how), output, args.resume)
+    run = run_file.open_run(runs.context(how), output, args.resume)
     cells = _asked(args, how, run)
     run.command = shlex.join(["dynamo-backends", *args.given])
     try:
@@ -251,12 +250,11 @@ def _report(run: "Run", results: Path, html: Path | None, console: Console) -> N
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import comparison, pages
-    from dynamo_backends.bench import run_file as ledger
+    from dynamo_backends.bench import comparison, pages, run_file
 
     if len(args.files) != 2:
         raise OptionError("compare takes two files: bench compare BEFORE.json AFTER.json.")
-    before, after = map(ledger.read, args.files)
+    before, after = map(run_file.read, args.files)
     found = comparison.compare_runs(before, after, args.threshold)
     for text in found.contexts:
         console.print(f"[yellow]the runs differ:[/] {text}", highlight=False)
@@ -271,12 +269,12 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 
 
 def _page(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import run_file as ledger
+    from dynamo_backends.bench import run_file
 
     if len(args.files) != 1:
         raise OptionError("page takes one file: bench page RESULT.json.")
     (results,) = args.files
-    _report(ledger.read(results), results, args.html, console)
+    _report(run_file.read(results), results, args.html, console)
     return 0
 
 

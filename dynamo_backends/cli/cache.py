@@ -147,7 +147,7 @@ def _find(key: str, decisions: "Decisions") -> "Decision":
 def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
     from dynamo_backends.aot.traces import FOLDER as TRACES
     from dynamo_backends.runtime.compile_journal import FOLDER as JOURNAL
-    from dynamo_backends.runtime.pace import FOLDER as PACES
+    from dynamo_backends.runtime.pace_check import FOLDER as PACES
     from dynamo_backends.tvm.records import FOLDER
 
     folder = decisions.folder.parent

@@ -28,7 +28,7 @@ from dynamo_backends.inductor.decompositions import decompose_for_inductor, wide
 from dynamo_backends.inductor.layouts import make_channels_last, make_weights_dense
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.interface.errors import CompileError, brief_error
-from dynamo_backends.kernels import background_builds as ahead
+from dynamo_backends.kernels import background_builds
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
 from dynamo_backends.kernels.small_channels import use_small_channels
@@ -103,7 +103,7 @@ class InductorExecutable(PreparedExecutable):
 
     def _choose_kernels(self, module: fx.GraphModule) -> None:
         """Puts kernels of this package in, where they suit the sizes."""
-        ahead.finish()
+        background_builds.finish()
         use_skinny_gemm(module)
         multiply_by_onednn(module)
         few = use_small_channels(module)

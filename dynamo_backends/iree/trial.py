@@ -23,7 +23,7 @@ from dynamo_backends.graph.decompositions import has_decomposition, inner_decomp
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
-from dynamo_backends.iree import exclusions as rules
+from dynamo_backends.iree import exclusions
 from dynamo_backends.iree.compiler import Settings, compile_program
 from dynamo_backends.iree.importer import DTYPES, translate
 from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
@@ -116,7 +116,7 @@ def _untriable(node: fx.Node) -> str | None:
     """Returns why a call cannot even be tried; None if it can."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return "it is not an ATen operator"
-    if rules.is_random(node):
+    if exclusions.is_random(node):
         return "it draws random numbers"
     reason = not_plain(node, _VENDOR)
     if reason is not None:
@@ -130,8 +130,8 @@ def _untriable(node: fx.Node) -> str | None:
         return "it has no result that is a tensor"
     if not isinstance(node.meta["val"], Tensor) and not used_results(node):
         return "no result of it is used"
-    if rules.why_not(node) is not None and not has_decomposition(node.target):
-        return rules.why_not(node)
+    if exclusions.why_not(node) is not None and not has_decomposition(node.target):
+        return exclusions.why_not(node)
     return None
 
 
@@ -157,7 +157,7 @@ def _try_as(
 ) -> None:
     trials = []
     for i, (kind, node) in enumerate(calls.items()):
-        reason = rules.why_not(node) if not decomposed else None
+        reason = exclusions.why_not(node) if not decomposed else None
         try:
             if reason is None:
                 name = ENTRY if len(calls) == 1 else f"trial{i}"
@@ -178,7 +178,7 @@ def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
     """Returns a call as a function that the importer can translate; raises if it cannot."""
     graph = single_call_graph(node)
     names = [graph.calls[0].name] if decomposed else []
-    inside = inner_decompositions((), rules.DECOMPOSED)
+    inside = inner_decompositions((), exclusions.DECOMPOSED)
     lowered = compile_decomposed(graph, names, inside, lambda copy: lower(copy, name))
     if decomposed:
         _check_inside(lowered)
@@ -189,7 +189,7 @@ def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
 def _check_inside(lowered: LoweredIree) -> None:
     """Raises if what a call was decomposed into has calls that are not given to IREE."""
     for inner in lowered.function.graph.nodes:
-        reason = rules.why_not(inner) if isinstance(inner.target, OpOverload) else None
+        reason = exclusions.why_not(inner) if isinstance(inner.target, OpOverload) else None
         if reason is not None:
             raise LoweringError(inner.name, str(inner.target), f"{inner.target}: {reason}")
 
@@ -242,9 +242,9 @@ def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:
 
     The accuracy rule knows no other scale.
     """
-    if rules.is_unsettled_at_infinity(node):
+    if exclusions.is_unsettled_at_infinity(node):
         args = list(map(without_infinities, args))
-    product = rules.right_operand(node)
+    product = exclusions.right_operand(node)
     if product is not None and args[0].dtype.is_floating_point:
         operand, count = product
         factors = args[node.all_input_nodes.index(operand)]

@@ -21,7 +21,7 @@ from dynamo_backends.graph.decompositions import has_decomposition
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.interface.plan import Support
-from dynamo_backends.openvino import exclusions as rules
+from dynamo_backends.openvino import exclusions
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.decoder import plain
 from dynamo_backends.openvino.dtypes import why_not
@@ -95,7 +95,7 @@ def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdic
         for kind, (node, known) in calls.items():
             if (known != UNKNOWN) == is_narrow:
                 tried, given = _tried_on(node, known)
-                trials[kind] = trial_of(tried, rules.spared, given)
+                trials[kind] = trial_of(tried, exclusions.spared, given)
         right |= right_together(trials, make_binding_compiler(_compile(settings, is_narrow)))
     return dict.fromkeys(right, Verdict())
 
@@ -107,7 +107,7 @@ def _compile(settings: Settings, is_narrow: bool) -> Compile:
 
 def _untriable(node: fx.Node, known: Integers) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    reason = rules.why_not(node) or not_plain(node, _VENDOR)
+    reason = exclusions.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
         return reason
     for value in _used_tensors(node):
@@ -152,7 +152,9 @@ def _try(node: fx.Node, settings: Settings, known: Integers) -> Verdict:
     if reason is None:
         return Verdict()
     if has_decomposition(node.target):
-        checked = make_decomposing_compile(lambda graph: make(_checked(graph)), rules.inner_rules)
+        checked = make_decomposing_compile(
+            lambda graph: make(_checked(graph)), exclusions.inner_rules
+        )
         if _run(node, checked, known) is None:
             return Verdict(decomposed=True)
     return Verdict(reason)
@@ -165,7 +167,7 @@ def _run(node: fx.Node, compile_graph: Compile, known: Integers) -> str | None:
     """
     node, given = _tried_on(node, known)
     make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
-    return try_call(node, make, _VENDOR, plain, rules.spared, given and given())
+    return try_call(node, make, _VENDOR, plain, exclusions.spared, given and given())
 
 
 def _tried_on(node: fx.Node, known: Integers) -> tuple[fx.Node, Given | None]:
@@ -173,11 +175,11 @@ def _tried_on(node: fx.Node, known: Integers) -> tuple[fx.Node, Given | None]:
     if known.values:
         return node, lambda: [list(known.values)]
     if known.ranges:
-        return node, lambda: _within(spared_samples(node, rules.spared), known.ranges)
+        return node, lambda: _within(spared_samples(node, exclusions.spared), known.ranges)
     if _has_only_floats(single_call_graph(node)):
         return smaller(node), None
     # Whatever their size: large integers are computed otherwise.
-    return node, lambda: spared_samples(node, rules.spared)
+    return node, lambda: spared_samples(node, exclusions.spared)
 
 
 def _within(given: Iterable[list[Any]], ranges: Sequence[Any]) -> Iterable[list[Any]]:

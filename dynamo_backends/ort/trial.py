@@ -13,7 +13,7 @@ from torch import fx
 
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.graph.decompositions import has_decomposition
-from dynamo_backends.onnx import exporter_lowerings as rules
+from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain_message
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
@@ -74,16 +74,16 @@ def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, 
     native: dict[str, Trial] = {}
     decomposed: dict[str, Trial] = {}
     for kind, node in calls.items():
-        trials = native if rules.why_not_call(node) is None else decomposed
-        trials[kind] = trial_of(smaller(node), rules.spared)
+        trials = native if exporter_lowerings.why_not_call(node) is None else decomposed
+        trials[kind] = trial_of(smaller(node), exporter_lowerings.spared)
     found = dict.fromkeys(right_together(native, make_binding_compiler(compile_graph)), Verdict())
-    make = bound_decomposed(compile_graph, rules.inner_rules)
+    make = bound_decomposed(compile_graph, exporter_lowerings.inner_rules)
     return found | dict.fromkeys(right_together(decomposed, make), Verdict(decomposed=True))
 
 
 def _untriable(node: fx.Node) -> str | None:
     """Why a call cannot even be tried; None if it can."""
-    reason = rules.why_not_call(node)
+    reason = exporter_lowerings.why_not_call(node)
     if reason is not None and not has_decomposition(node.target):
         return reason
     for value in call_tensors(node):
@@ -93,14 +93,15 @@ def _untriable(node: fx.Node) -> str | None:
 
 
 def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
-    reason = rules.why_not_call(node)
+    reason = exporter_lowerings.why_not_call(node)
     if reason is None:
         reason = _run(node, compile_graph)
         if reason is None:
             return Verdict()
     if (
         has_decomposition(node.target)
-        and _run(node, make_decomposing_compile(compile_graph, rules.inner_rules)) is None
+        and _run(node, make_decomposing_compile(compile_graph, exporter_lowerings.inner_rules))
+        is None
     ):
         return Verdict(decomposed=True)
     return Verdict(reason)
@@ -109,4 +110,4 @@ def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
 def _run(node: fx.Node, compile_graph: Compile) -> str | None:
     """What is wrong with a call compiled alone; None if nothing is."""
     make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
-    return try_call(node, make, _VENDOR, plain_message, rules.spared)
+    return try_call(node, make, _VENDOR, plain_message, exporter_lowerings.spared)

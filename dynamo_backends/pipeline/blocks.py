@@ -67,7 +67,7 @@ from dynamo_backends.pipeline.reporting import (
     describe_parts,
 )
 from dynamo_backends.runtime.load_or_compile import key_of, load_or_compile
-from dynamo_backends.runtime.pace import PaceCheck, key_of_pace, operators
+from dynamo_backends.runtime.pace_check import PaceCheck, key_of_pace, operators
 from dynamo_backends.runtime.prepared_executables import LiveExecutable
 from dynamo_backends.runtime.program import (
     Block,

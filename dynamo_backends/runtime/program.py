@@ -25,7 +25,8 @@ from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport, PaceReport, Served
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.pace import PaceCheck, Paced, Runs, operators
+from dynamo_backends.runtime.pace import Paced, Runs
+from dynamo_backends.runtime.pace_check import PaceCheck, operators
 from dynamo_backends.runtime.position_checks import marked
 from dynamo_backends.runtime.weight_binding import Policy, WeightBinding
 from dynamo_backends.verify import bisection

@@ -24,7 +24,7 @@ from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.planned import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.onnx import exporter_lowerings as rules
+from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.onnx.dtypes import call_of
 from dynamo_backends.onnx.lowering import lower
 from dynamo_backends.ort.compiler import compile_graph
@@ -173,7 +173,7 @@ def _untold(node: fx.Node) -> str | None:
     for value in call_tensors(node):
         if value.dtype not in NAMES:
             return f"TensorRT does not compute with {value.dtype}"
-    return not_plain(node, "TensorRT") or rules.why_not_call(node)
+    return not_plain(node, "TensorRT") or exporter_lowerings.why_not_call(node)
 
 
 def _try(found: Survey, node: fx.Node) -> None:
@@ -204,7 +204,9 @@ def _can_decompose(node: fx.Node) -> bool:
 def _ask(part: Graph, found: Survey, settings: Settings) -> Mapping[str, str]:
     """Returns what is wrong with the calls of a part, by their names; empty if nothing is."""
     try:
-        lowered = compile_decomposed(part, found.decomposed, rules.inner_rules(), lower)
+        lowered = compile_decomposed(
+            part, found.decomposed, exporter_lowerings.inner_rules(), lower
+        )
     except LoweringError as error:
         return {error.node_name: error.reason}
     except CompileError as error:

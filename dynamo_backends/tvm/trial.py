@@ -11,7 +11,7 @@ from torch import fx
 from dynamo_backends.graph.calls import call_tensors
 from dynamo_backends.interface.plan import Support
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.tvm import exclusions as rules
+from dynamo_backends.tvm import exclusions
 from dynamo_backends.tvm.compiler import compile_graph
 from dynamo_backends.tvm.converters import is_convertible
 from dynamo_backends.tvm.dtypes import DTYPES
@@ -37,7 +37,7 @@ def _untriable(node: fx.Node) -> str | None:
     """Returns why a call cannot even be tried; None if it can."""
     if not is_convertible(node.target):
         return "TVM's importer has no conversion of it"
-    reason = rules.why_not(node) or not_plain(node, _VENDOR)
+    reason = exclusions.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
         return reason
     for value in call_tensors(node):

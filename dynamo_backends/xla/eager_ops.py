@@ -24,8 +24,7 @@ from dynamo_backends.graph.random import is_random
 from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.device_tensor import DeviceTensor, handle_of
 from dynamo_backends.runtime.device_values import fills_storage, value_of
-from dynamo_backends.xla import _jaxlib
-from dynamo_backends.xla import device_arrays as residents
+from dynamo_backends.xla import _jaxlib, device_arrays
 from dynamo_backends.xla.compiler import from_storage, to_shape_dtype_struct, to_storage
 from dynamo_backends.xla.dtypes import is_supported
 from dynamo_backends.xla.eager_random import single_draw
@@ -327,11 +326,11 @@ class _Program:
         results = device.execute(self._run, arrays + self._constants)
         if self._is_update:
             target = leaves[self._inputs[0]]
-            residents.write_to_device_tensor(
+            device_arrays.write_to_device_tensor(
                 device, target, self._exporters[0], results[0], self._name
             )
             return target
-        made = residents.wrap_device_outputs(
+        made = device_arrays.wrap_device_outputs(
             device, self._exporters, results, self._dtypes, self._name
         )
         handles = list(map(handle_of, made))

@@ -24,8 +24,7 @@ from dynamo_backends.runtime.device_values import register_device
 from dynamo_backends.runtime.foreign import refuse_taken
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.runtime.staging import stage
-from dynamo_backends.xla import _jaxlib, cuda
-from dynamo_backends.xla import device_arrays as residents
+from dynamo_backends.xla import _jaxlib, cuda, device_arrays
 from dynamo_backends.xla.arrays import (
     InFlight,
     outputs_worth_tracking,
@@ -90,7 +89,7 @@ class PjrtDevice:
     def take_in(self, importers: Sequence[Importer], tensors: Sequence[Tensor]) -> list[Any]:
         """Buffers for a program's inputs."""
         if self.is_remote:
-            return residents.to_device_arrays(self, importers, tensors)
+            return device_arrays.to_device_arrays(self, importers, tensors)
         pairs = zip(importers, tensors, strict=True)
         return self.import_tensors([check(tensor) for check, tensor in pairs])
 
@@ -386,7 +385,7 @@ class XlaExecutable(Executable):
         device = self._device
         results = device.execute(self._execute, prepared + self._import(inputs))
         if device.is_remote:
-            return residents.wrap_device_outputs(
+            return device_arrays.wrap_device_outputs(
                 device, self._exporters, results, self._dtypes, self._name
             )
         return [

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamo_backends import BackendUnavailableError, OptionError
-from dynamo_backends.bench import environment, exports
-from dynamo_backends.bench import run_file as ledger
+from dynamo_backends.bench import environment, exports, run_file
 from dynamo_backends.bench.cells import Cell
 from dynamo_backends.bench.suites.case import ModelCase
 from dynamo_backends.bench.workload import ModelWorkload, results, timed
@@ -64,8 +63,8 @@ def test_a_gpu_that_is_not_there_is_said_at_once(
 
 def test_files_from_before_devices_are_of_the_cpu(tmp_path: Path):
     file = tmp_path / "run.json"
-    ledger.save(run_of({("a", "x"): passing(2.0)}), file)
+    run_file.save(run_of({("a", "x"): passing(2.0)}), file)
     assert "device" not in json.loads(file.read_text())["context"]
-    found = ledger.read(file)
+    found = run_file.read(file)
     assert found.context["device"] == "cpu"
     assert list(found.outcomes) == [Cell("a", "x")]

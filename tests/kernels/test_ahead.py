@@ -10,16 +10,15 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.kernels import background_builds as ahead
-from dynamo_backends.kernels import skinny_gemm, small_channels, winograd
+from dynamo_backends.kernels import background_builds, skinny_gemm, small_channels, winograd
 from dynamo_backends.kernels.native_code import once
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
     """Libraries that were begun by the test."""
-    monkeypatch.setattr(ahead, "_started", {})
-    return ahead._started
+    monkeypatch.setattr(background_builds, "_started", {})
+    return background_builds._started
 
 
 def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
@@ -48,7 +47,7 @@ ROWS = skinny_gemm._library, ()
     ids=lambda given: "x".join(map(str, given)) if given and isinstance(given[0], int) else "",
 )
 def test_what_a_weight_needs(shape: tuple[int, ...], library: Any):
-    assert list(ahead._needed(weights(shape))) == ([library] if library else [])
+    assert list(background_builds._needed(weights(shape))) == ([library] if library else [])
 
 
 def test_each_library_is_compiled_once_beside_the_caller(
@@ -63,11 +62,11 @@ def test_each_library_is_compiled_once_beside_the_caller(
         assert go_on.wait(60)
 
     monkeypatch.setattr(winograd, "_library", compile_library)
-    ahead.start(weights((64, 64, 3, 3), (128, 64, 3, 3)))
+    background_builds.start(weights((64, 64, 3, 3), (128, 64, 3, 3)))
     assert begun.wait(60), "the caller goes on meanwhile"
-    ahead.start(weights((64, 64, 3, 3)))
+    background_builds.start(weights((64, 64, 3, 3)))
     go_on.set()
-    ahead.finish()
+    background_builds.finish()
     assert len(threads) == 1
     assert threads[0] != threading.current_thread().name
     assert len(started) == 1
@@ -80,8 +79,8 @@ def test_one_that_fails_is_left_to_who_needs_it(
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(winograd, "_library", fail)
-    ahead.start(weights((64, 64, 3, 3)))
-    ahead.finish()
+    background_builds.start(weights((64, 64, 3, 3)))
+    background_builds.finish()
     assert list(started) == [(fail, ())]
 
 
@@ -89,20 +88,22 @@ def test_nothing_is_compiled_for_training_for_other_devices_and_for_symbols(
     started: dict[Any, Any],
 ):
     with torch.enable_grad():
-        ahead.start([nn.Parameter(torch.empty(64, 64, 3, 3))])
-    ahead.start([torch.empty(64, 64, 3, 3, device="meta"), 3])
+        background_builds.start([nn.Parameter(torch.empty(64, 64, 3, 3))])
+    background_builds.start([torch.empty(64, 64, 3, 3, device="meta"), 3])
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment)
     with mode:
         symbol = environment.create_unbacked_symint()
-        ahead.start([torch.empty(64, symbol, 3, 3)])
+        background_builds.start([torch.empty(64, symbol, 3, 3)])
     assert started == {}
     assert environment.guards == []
 
 
 def test_a_compilation_begins_with_what_its_weights_need(monkeypatch: pytest.MonkeyPatch):
     seen: list[Any] = []
-    monkeypatch.setattr(ahead, "start", lambda inputs: seen.extend(x.shape for x in inputs))
+    monkeypatch.setattr(
+        background_builds, "start", lambda inputs: seen.extend(x.shape for x in inputs)
+    )
     model = torch.compile(nn.Linear(3, 5).eval(), backend="inductor_freezing")
     with torch.no_grad():
         model(torch.randn(2, 3))

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 import dynamo_backends
 from dynamo_backends import CompileError, FallbackRefusedError, LoweringError
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.openvino import exclusions as rules
-from dynamo_backends.openvino import trial
+from dynamo_backends.openvino import exclusions, trial
 from dynamo_backends.openvino.compiler import compile_graph
 from dynamo_backends.openvino.session import Settings
 from dynamo_backends.runtime.verdicts import Verdict, Verdicts
@@ -75,7 +74,7 @@ def test_an_answer_is_remembered_whatever_the_sizes_are(monkeypatch: pytest.Monk
 
 
 def test_every_operator_that_is_taken_whole_exists():
-    assert len(rules.whole_operators()) == len(rules.WHOLE)
+    assert len(exclusions.whole_operators()) == len(exclusions.WHOLE)
 
 
 def gradients(fn: Callable[..., Tensor], *inputs: Tensor) -> dynamo_backends.GraphReport:

@@ -8,26 +8,28 @@ import torch
 
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.decompositions import every_rule
-from dynamo_backends.onnx import exporter_lowerings as rules
+from dynamo_backends.onnx import exporter_lowerings
 
 
 @pytest.fixture(autouse=True)
 def _not_known() -> Iterator[None]:
-    rules._names.cache_clear()
+    exporter_lowerings._names.cache_clear()
     yield
-    rules._names.cache_clear()
+    exporter_lowerings._names.cache_clear()
 
 
 def test_they_are_those_of_the_exporters_registry():
-    table = rules.registry()
+    table = exporter_lowerings.registry()
     overloads = {getattr(packet, name) for packet in map(_packet, dir(torch.ops.aten)) if packet
                  for name in packet.overloads()}  # fmt: skip
     overloads |= {op for op in every_rule() if isinstance(op, OpOverload)}
-    differ = [op for op in overloads if rules.is_registered(op) != table.is_registered(op)]
+    differ = [
+        op for op in overloads if exporter_lowerings.is_registered(op) != table.is_registered(op)
+    ]
     assert len(overloads) > 1000
     assert differ == []
-    assert rules.is_registered(operator.add)
-    assert torch.ops.aten.cos.default in rules.registered_overloads()
+    assert exporter_lowerings.is_registered(operator.add)
+    assert torch.ops.aten.cos.default in exporter_lowerings.registered_overloads()
 
 
 def _packet(name: str) -> torch._ops.OpOverloadPacket | None:
@@ -36,19 +38,19 @@ def _packet(name: str) -> torch._ops.OpOverloadPacket | None:
 
 
 def test_a_second_process_does_not_load_the_lowerings(monkeypatch: pytest.MonkeyPatch):
-    first = rules.registered_overloads()
-    rules._names.cache_clear()
-    monkeypatch.setattr(rules, "registry", lambda: pytest.fail("lowerings are loaded"))
-    assert rules.registered_overloads() == first
-    assert rules.is_registered(torch.ops.aten.cos.default)
-    assert not rules.is_registered(torch.ops.aten.linalg_eig.default)
+    first = exporter_lowerings.registered_overloads()
+    exporter_lowerings._names.cache_clear()
+    monkeypatch.setattr(exporter_lowerings, "registry", lambda: pytest.fail("lowerings are loaded"))
+    assert exporter_lowerings.registered_overloads() == first
+    assert exporter_lowerings.is_registered(torch.ops.aten.cos.default)
+    assert not exporter_lowerings.is_registered(torch.ops.aten.linalg_eig.default)
 
 
 def test_operators_that_are_not_registered_here_are_left_out(monkeypatch: pytest.MonkeyPatch):
-    names = rules._names()
+    names = exporter_lowerings._names()
     further = {"nobodys.operator.default", "aten.cos.no_such_overload", "aten.cos_nobody.out"}
     with monkeypatch.context() as patch:
-        patch.setattr(rules, "_names", lambda: names | further)
-        known = rules.registered_overloads()
+        patch.setattr(exporter_lowerings, "_names", lambda: names | further)
+        known = exporter_lowerings.registered_overloads()
     assert torch.ops.aten.cos.default in known
     assert not further & set(map(str, known))

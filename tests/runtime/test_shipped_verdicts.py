@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.onnx import exporter_lowerings as rules
+from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.ort import trial
 from dynamo_backends.runtime import processor, shipped_verdicts, verdicts
 from dynamo_backends.runtime.shipped_verdicts import (
@@ -177,8 +177,8 @@ def test_a_wrong_kernel_is_found_although_a_table_calls_it_right(
     write_table("onnxrt", first.here(), first.known)
 
     torch._dynamo.reset()
-    (meta,) = rules.registry().get_decomps(cos)
-    (other,) = rules.registry().get_decomps(torch.ops.aten.sin.default)
+    (meta,) = exporter_lowerings.registry().get_decomps(cos)
+    (other,) = exporter_lowerings.registry().get_decomps(torch.ops.aten.sin.default)
     monkeypatch.setattr(meta, "onnx_function", other.onnx_function)
     monkeypatch.setattr(trial, "_verdicts", Verdicts("onnxrt", ("ort",)))
     monkeypatch.setattr(trial, "_try", lambda *_: pytest.fail("a trial was made"))

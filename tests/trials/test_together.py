@@ -9,7 +9,7 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, LoweringError
-from dynamo_backends.verify.trials import merged_trials as together
+from dynamo_backends.verify.trials import merged_trials
 from dynamo_backends.verify.trials.merged_trials import Make, Trial, right_together, trial_of
 from dynamo_backends.verify.trials.trials import why_wrong
 from tests.trials.test_trials import fake_call, meta
@@ -165,7 +165,7 @@ def test_large_products_are_compiled_and_not_run() -> None:
 
 
 def test_programs_are_no_larger_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "TOGETHER", 2)
+    monkeypatch.setattr(merged_trials, "TOGETHER", 2)
     sizes, make = counted(eager)
     assert right_together(trials("exp", "add", "sum", "relu"), make) == {
         "exp",

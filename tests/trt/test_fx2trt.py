@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import OptionError
-from dynamo_backends.trt import fx2trt_backend as converters
+from dynamo_backends.trt import fx2trt_backend
 from tests import backend_checks
 from tests.checking import check
 from tests.doubles import torch_tensorrt
@@ -80,7 +80,7 @@ def test_verification_catches_a_wrong_result(
         return lambda *args: [x + 1 for x in run(*args)]
 
     package = types.SimpleNamespace(compile=wrong, __version__="2.8.0")
-    monkeypatch.setattr(converters, "_vendor", lambda: package)
+    monkeypatch.setattr(fx2trt_backend, "_vendor", lambda: package)
     model = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.Sigmoid())
     x = torch.randn(4)
     with torch.no_grad(), dynamo_backends.record() as reports:
@@ -105,7 +105,7 @@ def test_a_broken_package(vendor: torch_tensorrt.Double, monkeypatch: pytest.Mon
     def broken() -> Any:
         raise OSError("libtorchtrt.so: undefined symbol")
 
-    monkeypatch.setattr(converters, "_vendor", broken)
+    monkeypatch.setattr(fx2trt_backend, "_vendor", broken)
     found = dynamo_backends.get_backend("fx2trt").availability()
     assert not found.usable
     assert "cannot be imported (libtorchtrt.so: undefined symbol)" in found.reason

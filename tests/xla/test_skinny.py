@@ -11,8 +11,7 @@ from jax import lax
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.xla import matmul_rewrites as products
-from dynamo_backends.xla import prologue
+from dynamo_backends.xla import matmul_rewrites, prologue
 
 MATRIX = (768, 256)
 
@@ -34,7 +33,7 @@ CASES: dict[str, tuple[Callable[..., list[jax.Array]], Any, Any, int]] = {
     "rows as columns": (product(0, 1), array(256, 3), array(*MATRIX), 4),
     "the matrix first": (product(1, 1), array(*MATRIX), array(5, 256), 4),
     "of columns": (product(1, 0), array(5, 256), array(256, 768), 0),
-    "many rows": (product(1, 1), array(products.FEW + 1, 256), array(*MATRIX), 0),
+    "many rows": (product(1, 1), array(matmul_rewrites.FEW + 1, 256), array(*MATRIX), 0),
     "a small matrix": (product(1, 1), array(5, 256), array(8, 256), 0),
     "a prime number of rows": (product(1, 1), array(5, 256), array(769, 256), 0),
     "in 64 bits": (product(1, 1), array(5, 256).astype("d"), array(*MATRIX).astype("d"), 0),
@@ -47,7 +46,7 @@ def test_split_where_it_pays(name: str):
     function, x, y, parts = CASES[name]
     with jax.enable_x64(True):
         program = jax.make_jaxpr(function)(x, y)
-        split = products.split_skinny(program, 4)
+        split = matmul_rewrites.split_skinny(program, 4)
         (result,) = prologue.as_function(split)(x, y)
         np.testing.assert_allclose(result, function(x, y)[0], rtol=1e-4, atol=1e-4)
     (dot,) = [e for e in split.jaxpr.eqns if e.primitive.name == "dot_general"]

@@ -1,0 +1,164 @@
+"""Has eager take over compiled code that is slower (`pace`), and keeps what was found on disk."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor
+
+from dynamo_backends.graph.graph import Graph, source_line
+from dynamo_backends.interface.report import GraphReport, PaceReport
+from dynamo_backends.runtime.cache import DiskCache, cache_folder
+from dynamo_backends.runtime.eager_switch import EagerSwitch
+from dynamo_backends.runtime.pace import Paced, Runs, Verdict
+from dynamo_backends.runtime.processor import processor, processor_name
+from dynamo_backends.verify.first_call import acts_on
+from dynamo_backends.workers.contention import (
+    processors,
+)
+
+FOLDER = "pace"
+"""In the cache folder."""
+
+_LIMIT = 16 << 20  # bytes
+
+REMEDY = (
+    'Another backend may be faster (backend="autotune" finds out); slow="off" keeps compiled code '
+    "and measures nothing."
+)
+
+
+class PaceCheck:
+    """Measures code of one graph, notes what was found, and has eager take over.
+
+    Args:
+        report: Of the graph.
+        slow: See `Options.slow`; not "off".
+        key: See `key_of_pace`; None: nothing is kept.
+        unmeasured: Why nothing can be measured; empty: no reason is known.
+
+    Attributes:
+        reports: Where it is noted.
+    """
+
+    def __init__(self, report: GraphReport, slow: str, key: str | None, unmeasured: str = ""):
+        self.reports = [report]
+        self._slow = slow
+        self._key = key
+        self._unmeasured = unmeasured
+
+    def paced(
+        self,
+        graphs: Sequence[Graph],
+        runs: Runs,
+        switch: EagerSwitch,
+        settle: Callable[[bool], None],
+    ) -> Paced | None:
+        """Returns what takes the calls until they were measured; None: nothing is.
+
+        Args:
+            graphs: What eager runs.
+            runs: The code.
+            switch: Says that eager takes over.
+            settle: Is told, at the end, whether it does.
+        """
+        report, part = self.reports[0], operators(graphs)
+
+        def note(verdict: Verdict, is_known: bool = False) -> bool:
+            region, replaced = switch.region, False
+            noted = PaceReport(region, part, **asdict(verdict))
+            if verdict.outcome == "slower":
+                what = f"{report.backend}: a {region} of {report.title} takes {noted.times}: {part}"
+                replaced = switch.slower(what, REMEDY, self._slow == "eager")
+            noted = replace(noted, replaced=replaced)
+            for each in self.reports:
+                if not is_known or noted not in each.paces:
+                    each.paces.append(noted)
+            return replaced
+
+        def found(verdict: Verdict) -> None:
+            if self._key is not None:
+                remember(self._key, verdict)
+            settle(note(verdict))
+
+        reason = self._unmeasured or unmeasurable(graphs)
+        known = Verdict("not measured", reason=reason) if reason else self.known()
+        if known is not None:
+            note(known, is_known=True)
+            return None
+        return Paced(runs, found, lambda: report.compile_seconds / max(1, report.blocks))
+
+    def known(self) -> Verdict | None:
+        """Returns what was found before, perhaps by another process; None: nothing."""
+        found = recall(self._key) if self._key is not None else None
+        return found and replace(found, reason="as was measured before")
+
+
+def unmeasurable(graphs: Sequence[Graph]) -> str:
+    """Returns why compiled code cannot be measured beside eager; empty if it can.
+
+    Args:
+        graphs: What eager would run.
+    """
+    for graph in graphs:
+        places = [node.meta.get("val") for node in (*graph.placeholders, *graph.calls)]
+        if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in places):
+            return "not all of its tensors are on the CPU"
+        for node in graph.calls:
+            if reason := acts_on(node):
+                return reason
+    return ""
+
+
+def operators(graphs: Sequence[Graph], most: int = 4) -> str:
+    """Returns the operators of some code in words, the most frequent first, and where they are.
+
+    Args:
+        graphs: What eager runs of it.
+        most: So many are named.
+    """
+    calls = [n for g in graphs for n in g.calls if isinstance(n.target, torch._ops.OpOverload)]
+    counts = Counter(str(node.target) for node in calls).most_common()
+    named = [f"{count}x {name}" for name, count in counts[:most]]
+    if len(counts) > most:
+        named.append(f"{len(counts) - most} others")
+    line = next(filter(None, map(source_line, calls)), None)
+    return ", ".join(named) + (f", at {line}" if line else "")
+
+
+def key_of_pace(key: str) -> str:
+    """Returns under what a verdict is kept: times hold for a processor and so many threads.
+
+    Args:
+        key: Of the compiled code.
+    """
+    machine = f"{processor_name()} {processor()} {processors()} {torch.get_num_threads()}"
+    return hashlib.sha256(f"pace {key} {machine}".encode()).hexdigest()
+
+
+def recall(key: str) -> Verdict | None:
+    """Returns what was found before, perhaps by another process; None: nothing.
+
+    Args:
+        key: See `key_of_pace`.
+    """
+    parts = _kept().get(key)
+    return Verdict(**json.loads(parts["pace"])) if parts is not None else None
+
+
+def remember(key: str, verdict: Verdict) -> None:
+    """Keeps what was found, if that is sure.
+
+    Args:
+        key: See `key_of_pace`.
+        verdict: What was found.
+    """
+    if verdict.outcome in ("slower", "fast enough") and not verdict.reason:
+        _kept().put(key, {"pace": json.dumps(asdict(verdict)).encode()})
+
+
+def _kept() -> DiskCache:
+    return DiskCache(cache_folder() / FOLDER, _LIMIT, what="measured times of blocks")

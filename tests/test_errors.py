@@ -18,6 +18,7 @@ from dynamo_backends import (
     UnknownBackendError,
 )
 from dynamo_backends.cli import diagnose, main
+from dynamo_backends.xla import options as xla_options
 
 
 def compile_with(**options: object) -> None:
@@ -127,13 +128,19 @@ def test_an_unknown_option_names_the_valid_ones_and_the_nearest():
         ),
         ({"min_block_size": 0}, "option 'min_block_size' of openxla must be at least 1, not 0"),
         ({"fallback": "no"}, "option 'fallback' of openxla must be one of 'eager', 'error', not"),
-        ({"device": "gpu"}, "must be one of 'auto', 'cpu', 'cuda', 'tpu', not 'gpu'"),
     ],
 )
 def test_an_option_of_the_wrong_type_or_value(options: dict, text: str):
     with pytest.raises(OptionError) as info:
         dynamo_backends.compiler("openxla", **options)
     assert text in str(info.value)
+
+
+def test_a_device_of_an_unknown_kind(monkeypatch):
+    monkeypatch.setattr(xla_options, "PLATFORMS", ("cpu", "cuda", "tpu"))  # and no test double
+    with pytest.raises(OptionError) as info:
+        dynamo_backends.compiler("openxla", device="gpu")
+    assert "must be one of 'auto', 'cpu', 'cuda', 'tpu', not 'gpu'" in str(info.value)
 
 
 def test_a_misspelt_backend():

@@ -83,7 +83,7 @@ $(TORCH_XLA)/.installed:
 	@touch $@
 
 lazy-xla: $(TORCH_XLA)/.installed ## Time torch_xla itself on the CPU, in an environment with torch 2.9 (docs/other-compilers.md)
-	$(TORCH_XLA)/bin/python benchmarks/lazy_torch_xla.py $(ARGS)
+	$(TORCH_XLA)/bin/python benchmarks/lazy.py --torch-xla $(ARGS)
 
 matrix: ## Run tests with several versions of Python, torch and jax; write docs/versions.md
 	$(PYTHON) tools/matrix.py $(ARGS)

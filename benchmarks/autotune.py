@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -60,7 +59,6 @@ Outcomes = Mapping[str, Outcome]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
     settings = parse(arguments)
     console = harness.make_console()
     if settings.precision == "int8":
@@ -71,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cases = choose(settings)
             run = run_file.open_run(context(settings), path, resume=True)
         except (ValueError, ResultError) as error:
-            console.print(f"[red]{error}[/]", highlight=False)
-            return 2
+            return harness.refused(error, console)
         run.command = run.command or typed(sys.argv)
         console.print(f"[dim]{harness.environment_line()}, device {settings.device}[/]")
         left = measure_left(cases, run, path, settings, console)
@@ -119,14 +116,8 @@ def context(settings: argparse.Namespace) -> dict[str, Any]:
 
 def how_of(settings: argparse.Namespace) -> BenchConfig:
     """How a model is measured; none is so slow that it gets fewer rounds."""
-    suite = settings.suite or "classic, transformers"
-    return BenchConfig(
-        suite,
-        scale=settings.scale,
-        rounds=settings.rounds,
-        patience_s=3600.0,
-        device=settings.device,
-    )
+    how = {name: getattr(settings, name) for name in ("scale", "rounds", "device")}
+    return BenchConfig(settings.suite or "classic, transformers", patience_s=3600.0, **how)
 
 
 def measure_left(
@@ -204,12 +195,9 @@ def many_backends(case: ModelCase) -> Iterator[None]:
 
 def options_of(singles: Sequence[str], settings: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Options by backend: autotune chooses among the others."""
-    tuned = {
-        "candidates": list(singles),
-        "precision": settings.precision,
-        "budget_s": settings.tuning,
-    }
-    reduced = REDUCED if settings.precision == "bf16" else ()
+    precision, budget_s = settings.precision, settings.tuning
+    tuned = {"candidates": list(singles), "precision": precision, "budget_s": budget_s}
+    reduced = REDUCED if precision == "bf16" else ()
     return {AUTOTUNE: tuned, **{name: {"precision": "bf16"} for name in singles if name in reduced}}
 
 
@@ -248,34 +236,26 @@ def text(outcome: Outcome | None) -> str:
 def table(found: Mapping[str, Outcomes], facts: Mapping[str, Any], narrow: bool = True) -> Table:
     """One line per model, and the geometric means; narrow: heads may be broken in two."""
     backends = [*facts["backends"], AUTOTUNE]
-    title = f"speedup over eager, {facts['precision']}, inference"
-    shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("model")
-    for name in ("eager ms", *backends):
-        head = name.replace("_", "_\n", 1) if narrow else name
-        shown.add_column(head, justify="right", no_wrap=True)
-    shown.add_column("chosen")
-    for name in ("of best", "error"):
-        shown.add_column(name, justify="right")
+    heads = [n.replace("_", "_\n", 1) if narrow else n for n in ("eager ms", *backends)]
+    lines = []
     for model, of in found.items():
         best, ratio = best_single(of)
         tuned = of.get(AUTOTUNE)
         ours = ratio_of(tuned)
         eager = [statistics.median(o.eager_s) * 1e3 for o in of.values() if o.eager_s]
-        shown.add_row(
-            model,
+        lines.append([
+            model if passed(of) else f"[red]{model}[/]",
             f"{eager[0]:.1f}" if eager else "-",
             *(f"[bold]{text(of.get(n))}[/]" if n == best else text(of.get(n)) for n in backends),
             chosen(tuned),
             "-" if ours is None else f"{ours / ratio:.2f}",
             f"{tuned.max_rel:.0e}" if tuned and tuned.max_rel is not None else "-",
-            style=None if passed(of) else "red",
-        )
-    shown.add_section()
+        ])  # fmt: skip
     means = [[ratio_of(of[n]) or 1.0 for of in found.values() if n in of] for n in backends]
     cells = [f"{harness.geometric_mean(ratios):.2f}" if ratios else "-" for ratios in means]
-    shown.add_row("geometric mean", "", *cells, "", "", "")
-    return shown
+    lines.append(["geometric mean", "", *cells, "", "", ""])
+    title = f"speedup over eager, {facts['precision']}, inference"
+    return harness.table(("model", *heads, "chosen", "of best", "error"), lines, title)
 
 
 def chosen(outcome: Outcome | None) -> str:
@@ -298,19 +278,13 @@ def parse(arguments: Sequence[str] | None) -> Any:
     """Parses the command line."""
     parser = harness.model_arguments(__doc__, rounds=20)
     parser.add_argument("--suite", choices=list(harness.SUITES), help="only this suite")
-    parser.add_argument(
-        "--backend",
-        action="append",
-        metavar="NAME",
-        help=f"a single candidate; repeatable; default: {', '.join(SINGLE)}",
-    )
+    singles = f"a single candidate; repeatable; default: {', '.join(SINGLE)}"
+    parser.add_argument("--backend", action="append", metavar="NAME", help=singles)
     parser.add_argument("--precision", default="float32", choices=["float32", "bf16", "int8"])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--tuning", type=float, default=600.0, metavar="S",
-                        help="seconds that autotune may take for a model")  # fmt: skip
-    parser.add_argument(
-        "--budget", type=float, metavar="S", help="begin no model that may end later"
-    )
+    seconds: dict[str, Any] = {"type": float, "metavar": "S"}
+    parser.add_argument("--tuning", default=600.0, help="for autotune and one model", **seconds)
+    parser.add_argument("--budget", help="begin no model that may end later", **seconds)
     return parser.parse_args(arguments)
 
 

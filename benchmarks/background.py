@@ -16,22 +16,22 @@ that of eager and 5 ms; if the winner serves later than 1.5 times after "wait"; 
 the switch is less than 95% of that of "wait", beyond doubt; or if a result is wrong.
 """
 
-import argparse
+import functools
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import dynamo_backends
 import harness
 from dynamo_backends.bench.results_files import ResultError
-from harness.kept import Kept, Results, measure_left
+from dynamo_backends.bench.suites.case import call
+from harness.calls import milliseconds, seconds
+from harness.kept import Results
 
 SUITES = ("classic", "transformers")
 MODELS = (
@@ -42,90 +42,69 @@ WARM, ALONE = 5, 40  # calls in eager before
 TIMES_EAGER, PLUS_S = 1.1, 5e-3
 TIMES_WAIT = 1.5
 OF_WAIT = 0.95
-_TOLERANCE = 1e-3  # relative to the largest value
+HEADS = (
+    "model", "eager p50, p95 ms", "during p50, p95, p99, max", "calls", "limit ms", "over",
+    "s until it serves", "s, wait", "× eager", "×, wait", "chosen", "wait",
+)  # fmt: skip
+DEPEND = ("scale", "batch", "rounds", "budget", "load", "candidates")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    settings = parse(arguments)
-    if settings.child:
-        return child(settings)
+    parser = harness.model_arguments(__doc__, rounds=20, models=MODELS)
+    parser.add_argument("--budget", type=float, default=60, help="budget_s of autotune")
+    parser.add_argument("--load", type=float, default=0.2, help="part of the time that calls take")
+    parser.add_argument("--candidates", nargs="*", default=[], help="of autotune; default: all")
+    parser.add_argument("--patience", type=float, default=600, help="seconds for one model to tune")
+    parser.add_argument("--minutes", type=float, help="begin no measurement later than that")
+    settings = parser.parse_args(arguments)
     console = harness.announce()
     try:
         models = harness.named_models(settings, SUITES)
-        kept = Kept(settings.json, "background", context(settings))
+        kept = harness.Kept(settings, "background", DEPEND)
     except (ValueError, ResultError) as error:
-        console.print(f"[red]{error}[/]", highlight=False)
-        return 2
+        return harness.refused(error, console)
+    how = {name: getattr(settings, name) for name in (*DEPEND, "patience")}
     names = [f"{model}/{mode}" for model in models for mode in MODES]
-    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, settings.minutes)
+    kept.measure_left(names, lambda name: in_a_process(name, how), console)
     console.print(table(models, kept.results))
-    found = [text for model in models for text in problems(model, kept.results)]
-    for text in found:
-        console.print(f"[red]{text}[/]", highlight=False)
-    if left:
-        console.print(f"{left} are left" + "; the same command goes on" * bool(settings.json))
-    return 1 if found else 0
+    return kept.status([x for model in models for x in problems(model, kept.results)], console)
 
 
-def context(settings: argparse.Namespace) -> dict[str, Any]:
-    """What results depend on."""
-    names = ("scale", "batch", "rounds", "budget", "load", "candidates")
-    return {**harness.environment(), **{name: getattr(settings, name) for name in names}}
-
-
-def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
+def in_a_process(name: str, how: Mapping[str, Any]) -> Any:
     """Measures a model in one mode in a fresh process with empty caches."""
-    command = [__file__, "--child", name]
-    for option in ("scale", "batch", "rounds", "budget", "load", "patience"):
-        command += [f"--{option}", str(getattr(settings, option))]
-    command += ["--candidates", *settings.candidates]
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {
-            "DYNAMO_BACKENDS_CACHE": f"{folder}/cache",
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
-        }
-        return harness.run_child(command, caches, settings.patience + 600)
+    return harness.call_apart(measured, name, how, timeout_s=how["patience"] + 600)
 
 
 @torch.no_grad()
-def child(settings: argparse.Namespace) -> int:
-    """Measures one model in one mode and hands the figures back."""
-    suite, name, mode = settings.child.split("/")
-    case = harness.find_case(suite, name, settings.scale, settings.batch)
+def measured(name: str, how: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one model in one mode."""
+    suite, model_name, mode = name.split("/")
+    case = harness.find_case(suite, model_name, how["scale"], how["batch"])
     model, inputs = case.make(), case.inputs()
-    eager = bound(model, inputs)
-    pause_s = float(np.median([seconds(eager) for _ in range(WARM)])) * (1 / settings.load - 1)
+    eager = functools.partial(call, model, inputs)
+    pause_s = float(np.median([seconds(eager) for _ in range(WARM)])) * (1 / how["load"] - 1)
     alone = [seconds(eager, pause_s) for _ in range(ALONE if mode == "background" else WARM)]
-    options = {"budget_s": settings.budget, "mode": mode, "candidates": settings.candidates}
-    run = bound(torch.compile(model, backend="autotune", options=options), inputs)
+    options = {"budget_s": how["budget"], "mode": mode, "candidates": how["candidates"]}
+    compiled = torch.compile(model, backend="autotune", options=options)
+    run = functools.partial(call, compiled, inputs)
     with dynamo_backends.record() as reports:
-        during, tuned_s = until_tuned(run, pause_s, settings.patience)
-    ratio = harness.time_candidates({"eager": eager, "winner": run}, settings.rounds)[
-        "winner"
-    ].speedup
+        during, tuned_s = until_tuned(run, pause_s, how["patience"])
+    timings = harness.time_candidates({"eager": eager, "winner": run}, how["rounds"])
+    ratio = timings["winner"].speedup
     limit = TIMES_EAGER * float(np.percentile(alone, 95)) + PLUS_S
-    harness.hand_back(
-        alone_ms=milliseconds(alone, 50, 95),
-        during_ms=milliseconds(during, 50, 95, 99, 100),
-        calls=len(during),
-        over=sum(t > limit for t in during),
-        limit_ms=limit * 1e3,
-        tuned_s=tuned_s,
-        speedup=ratio.value,
-        speedup_95=[ratio.low, ratio.high],
-        chosen=sorted({r.chosen for r in reports if r.chosen}),
-        status=[str(status) for status in dynamo_backends.tuning_status()],
-        error="" if is_right(run(), eager()) else "its results are wrong",
-    )
-    return 0
-
-
-def bound(model: Callable[..., Any], inputs: Any) -> Callable[[], Any]:
-    """A call without arguments."""
-    if isinstance(inputs, Mapping):
-        return lambda: model(**inputs)
-    return lambda: model(*inputs)
+    return {
+        "alone_ms": milliseconds(alone, 50, 95),
+        "during_ms": milliseconds(during, 50, 95, 99, 100),
+        "calls": len(during),
+        "over": sum(t > limit for t in during),
+        "limit_ms": limit * 1e3,
+        "tuned_s": tuned_s,
+        "speedup": ratio.value,
+        "speedup_95": [ratio.low, ratio.high],
+        "chosen": sorted({r.chosen for r in reports if r.chosen}),
+        "status": [str(status) for status in dynamo_backends.tuning_status()],
+        "error": harness.check(model, compiled, inputs).detail,
+    }
 
 
 def until_tuned(
@@ -146,49 +125,19 @@ def until_tuned(
     return times, time.perf_counter() - start
 
 
-def is_right(result: Any, expected: Any) -> bool:
-    """Whether all tensors are equal but for rounding."""
-    pairs = zip(tensors(result), tensors(expected), strict=True)
-    return all(
-        bool((a.double() - b.double()).abs().max() <= _TOLERANCE * b.double().abs().max())
-        for a, b in pairs
-    )
-
-
-def tensors(result: Any) -> list[torch.Tensor]:
-    """All tensors in a model's output."""
-    found = torch.utils._pytree.tree_leaves(result)
-    return [x for x in found if isinstance(x, torch.Tensor) and x.is_floating_point()]
-
-
-def seconds(function: Callable[[], Any], pause_s: float = 0.0) -> float:
-    """Of one call, after a pause: threads that slept are slower than those that spin."""
-    time.sleep(pause_s)
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def milliseconds(times: Sequence[float], *percentiles: int) -> list[float]:
-    """Percentiles of seconds."""
-    return [float(np.percentile(times or [0.0], p)) * 1e3 for p in percentiles]
-
-
 def table(models: Sequence[str], results: Results) -> Table:
     """One line per model."""
-    shown = Table(
-        "model", "eager p50, p95 ms", "during p50, p95, p99, max", "calls", "limit ms", "over",
-        "s until it serves", "s, wait", "× eager", "×, wait", "chosen", "wait", box=SIMPLE_HEAD,
-    )  # fmt: skip
-    for column in shown.columns[1:3]:
-        column.no_wrap = True
+    rows = []
     for model in models:
         wait, beside = (results.get(f"{model}/{mode}", {}) for mode in MODES)
-        shown.add_row(model.partition("/")[2], *cells(beside, wait))
+        rows.append([model.partition("/")[2], *cells(beside, wait)])
+    shown = harness.table(HEADS, rows)
+    for column in shown.columns[1:3]:
+        column.no_wrap = True
     return shown
 
 
-def published(content: Mapping[str, Any]) -> list[Table | str]:
+def published(content: Mapping[str, Any]) -> list[Table]:
     """The table of results that were kept."""
     results = content["results"]
     return [table(list(dict.fromkeys(name.rpartition("/")[0] for name in results)), results)]
@@ -198,11 +147,8 @@ def cells(beside: Mapping[str, Any], wait: Mapping[str, Any]) -> list[str]:
     """What a table shows of a model; "-" for what was not measured."""
     calls = ["-"] * 5
     if "alone_ms" in beside:
-        alone, during = (
-            ", ".join(f"{t:.1f}" for t in beside[n]) for n in ("alone_ms", "during_ms")
-        )
-        counts = str(beside["calls"]), f"{beside['limit_ms']:.1f}", str(beside["over"])
-        calls = [alone, during, *counts]
+        times = [", ".join(f"{t:.1f}" for t in beside[n]) for n in ("alone_ms", "during_ms")]
+        calls = [*times, str(beside["calls"]), f"{beside['limit_ms']:.1f}", str(beside["over"])]
     both = [row if "speedup" in row else None for row in (beside, wait)]
     return [
         *calls,
@@ -231,18 +177,6 @@ def problems(model: str, results: Results) -> list[str]:
         reached, expected = beside["speedup"], wait["speedup"]
         found.append(f"{model}: {reached:.2f} times as fast as eager, after 'wait' {expected:.2f}")
     return found
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.model_arguments(__doc__, rounds=20, models=MODELS)
-    parser.add_argument("--budget", type=float, default=60, help="budget_s of autotune")
-    parser.add_argument("--load", type=float, default=0.2, help="part of the time that calls take")
-    parser.add_argument("--candidates", nargs="*", default=[], help="of autotune; default: all")
-    parser.add_argument("--patience", type=float, default=600, help="seconds for one model to tune")
-    parser.add_argument("--minutes", type=float, help="begin no measurement later than that")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -7,68 +7,43 @@ Capture is measured with the backend "eager" after one call to warm up. The exit
 model that is captured whole has less than 99% of its operators in graphs.
 """
 
-import argparse
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 from rich.table import Table
 
 import harness
-from dynamo_backends.bench.suites.case import Scale, call
+from dynamo_backends.bench.suites.case import call
 from dynamo_backends.capture.coverage import coverage
 from dynamo_backends.capture.first_call import optimize
 from dynamo_backends.capture.metering import CountCalls
 
 TARGET = 0.99
 COLUMNS = (
-    "model",
-    "suite",
-    "without Dynamo",
-    "operators",
-    "captured",
-    "time",
-    "calls",
-    "mean",
-    "largest",
-    "compiled",
-    "again",
-)
+    "model", "suite", "without Dynamo", "operators", "captured", "time", "calls", "mean", "largest",
+    "compiled", "again",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model.
-
-    Attributes:
-        model: Its name.
-        suite: Its suite.
-        whole: Whether nothing in it keeps Dynamo from capturing it as one graph.
-        eager_ops: ATen calls of one call without Dynamo.
-        ops_in_graphs: ATen calls of one call after a warm-up, in graphs.
-        ops_in_eager: And outside of them.
-        share_of_time: The share of the time of graphs and eager operators that is graphs'.
-        graph_calls: Calls of graphs.
-        largest_graph: Those of the largest one.
-        compiled: Frames that the warm-up compiled.
-        again: How many of these were compiled again.
-    """
+    """One model."""
 
     model: str
     suite: str
-    whole: bool
-    eager_ops: int
-    ops_in_graphs: int
-    ops_in_eager: int
-    share_of_time: float
+    whole: bool  # nothing in it keeps Dynamo from capturing it as one graph
+    eager_ops: int  # ATen calls of one call without Dynamo
+    ops_in_graphs: int  # ATen calls of one call after a warm-up, in graphs
+    ops_in_eager: int  # and outside of them
+    share_of_time: float  # of graphs, in the time of these and of operators in eager
     graph_calls: int
-    largest_graph: int
-    compiled: int
-    again: int
+    largest_graph: int  # ATen calls
+    compiled: int  # frames that the warm-up compiled
+    again: int  # how many of these were compiled again
 
     @property
     def ops(self) -> int:
@@ -90,49 +65,31 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """As a line of the table."""
         return (
-            self.model + ("" if self.whole else " (breaks)"),
-            self.suite,
-            f"{self.eager_ops}",
-            f"{self.ops}",
-            f"{self.share_of_ops:.1%}",
-            f"{self.share_of_time:.1%}",
-            f"{self.graph_calls}",
-            f"{self.ops_in_graphs / max(self.graph_calls, 1):.1f}",
-            f"{self.largest_graph}",
-            f"{self.compiled}",
-            f"{self.again}",
-        )
+            self.model + ("" if self.whole else " (breaks)"), self.suite, f"{self.eager_ops}",
+            f"{self.ops}", f"{self.share_of_ops:.1%}", f"{self.share_of_time:.1%}",
+            f"{self.graph_calls}", f"{self.ops_in_graphs / max(self.graph_calls, 1):.1f}",
+            f"{self.largest_graph}", f"{self.compiled}", f"{self.again}",
+        )  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; returns the exit status."""
-    settings = parse(arguments)
+    suites = list(harness.SUITES)
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--suites", nargs="+", default=suites, choices=suites)
+    parser.add_argument("--scale", default="test", choices=["bench", "test"], help="model sizes")
+    settings = parser.parse_args(arguments)
     console = harness.make_console()
-    rows = measure(settings.suites, settings.scale, console)
-    console.print(table(rows))
-    console.print(summary(rows))
-    for row in rows:
-        if row.problem:
-            console.print(f"[red]{row.model}:[/] {row.problem}")
-    if settings.json:
-        records = [asdict(row) for row in rows]
-        harness.save_json(settings.json, "coverage", records, settings=vars(settings))
-    return int(any(row.problem for row in rows))
-
-
-def measure(suites: Sequence[str], scale: Scale, console: Console) -> list[Row]:
-    """Measures every model of the suites."""
-    cases = [(name, case) for name in suites for case in harness.suite(name, scale)]
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    cases = [(s, case) for s in settings.suites for case in harness.suite(s, settings.scale)]
     rows = []
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(cases))
-        for name, case in cases:
-            progress.update(task, description=case.name)
-            rows.append(measure_case(name, case))
-            progress.advance(task)
-            gc.collect()
-    return rows
+    for suite, case in track(cases, "capturing", console=console, transient=True):
+        rows.append(measure_case(suite, case))
+        gc.collect()
+    harness.report(published, settings, "coverage", [asdict(row) for row in rows], console)
+    problems = [f"{row.model}: {row.problem}" for row in rows if row.problem]
+    for text in problems:
+        console.print(f"[red]{text}[/]")
+    return int(bool(problems))
 
 
 @torch.no_grad()
@@ -164,42 +121,18 @@ def measure_case(suite: str, case: harness.ModelCase) -> Row:
     )
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """The rows for people."""
-    found = Table()
-    for at, name in enumerate(COLUMNS):
-        found.add_column(name, justify="left" if at < 2 else "right")
-    for row in rows:
-        found.add_row(*row.cells())
-    return found
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """The least that is captured of what can be captured whole, in a sentence."""
+def published(content: Mapping[str, Any]) -> list[Table | str]:
+    """The rows, and the least that is captured of what can be captured whole, in a sentence."""
+    rows = [Row(**record) for record in content["results"]]
+    table = harness.table(COLUMNS, [row.cells() for row in rows], left=2)
     whole = [row.share_of_ops for row in rows if row.whole]
     if not whole:
-        return f"Each of the {len(rows)} models has something that breaks a graph."
-    return (
+        return [table, f"Each of the {len(rows)} models has something that breaks a graph."]
+    said = (
         f"Of the {len(rows)} models, {len(whole)} have nothing that breaks a graph: the least "
         f"captured of these has {min(whole):.1%} of its operators in graphs."
     )
-
-
-def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """What a file of results says, for a page."""
-    rows = [Row(**record) for record in content["results"]]
-    return [table(rows), summary(rows)]
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--suites", nargs="+", default=list(harness.SUITES), choices=[*harness.SUITES]
-    )
-    parser.add_argument("--scale", default="test", choices=["bench", "test"], help="model sizes")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
-    return parser.parse_args(arguments)
+    return [table, said]
 
 
 if __name__ == "__main__":

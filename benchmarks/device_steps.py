@@ -27,9 +27,9 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).parents[1]))  # the double is the tests'
 
 import harness
-import plain
 from dynamo_backends import compile_step
 from dynamo_backends.xla import to_device
+from networks import Encoder
 from tests.doubles.remote import remote_double
 
 STEPS, READ = 50, 10
@@ -50,16 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     batches = make_batches(settings)
     record = measured(settings, batches)
     found = problems(record, tuple(batches[0][0].shape))
-    for each in published({"results": [record]}):
-        console.print(each)
+    harness.report(published, settings, "device_steps", [record], console)
     console.print(
         f"{STEPS} steps: {len(record['uploads'])} uploads, {len(record['downloads'])} downloads; "
         f"{record['uploads_of_state']} uploads of the state before them"
     )
     for text in found:
         console.print(f"[red]{text}[/]")
-    if settings.json:
-        harness.save_json(settings.json, "device_steps", [record], settings=vars(settings))
     return int(bool(found))
 
 
@@ -99,16 +96,16 @@ def make_batches(settings: argparse.Namespace) -> list[Batch]:
     return [(torch.randint(*shape), torch.randint(*shape)) for _ in range(READ)]
 
 
-def make_model(settings: argparse.Namespace) -> tuple[plain.Encoder, torch.optim.AdamW]:
+def make_model(settings: argparse.Namespace) -> tuple[Encoder, torch.optim.AdamW]:
     """An encoder and its optimizer, the same at each call."""
     torch.manual_seed(0)
     sizes = (getattr(settings, n) for n in ("vocabulary", "length", "width", "heads", "layers"))
-    model = plain.Encoder(*sizes)
+    model = Encoder(*sizes)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
 
 
 def compiled_loop(
-    model: plain.Encoder, optimizer: torch.optim.AdamW, batches: Sequence[Batch]
+    model: Encoder, optimizer: torch.optim.AdamW, batches: Sequence[Batch]
 ) -> Iterator[float]:
     """Moves a model to the double, and trains it there; gives the loss of every tenth step."""
     to_device(model, "remote")
@@ -128,7 +125,7 @@ def compiled_loop(
 
 
 def hand_written_loop(
-    model: plain.Encoder, optimizer: torch.optim.AdamW, batches: Sequence[Batch]
+    model: Encoder, optimizer: torch.optim.AdamW, batches: Sequence[Batch]
 ) -> Iterator[float]:
     """Trains a copy of a model by jax; gives the loss of every tenth step."""
     import jax
@@ -148,18 +145,11 @@ def hand_written_loop(
 
 
 def problems(record: dict[str, Any], shape: tuple[int, ...]) -> list[str]:
-    """Which targets are missed.
-
-    Args:
-        record: What was measured.
-        shape: Of a batch.
-    """
+    """Which targets are missed by what was measured with batches of a shape."""
     found = []
-    if record["ratio"] < LEAST_RATIO:
-        found.append(
-            f"{OURS} is {record['ratio']:.2f} times as fast as {BY_HAND}; at least "
-            f"{LEAST_RATIO} is wanted"
-        )
+    if (ratio := record["ratio"]) < LEAST_RATIO:
+        slow = f"{OURS} is {ratio:.2f} times as fast as {BY_HAND}"
+        found.append(f"{slow}; at least {LEAST_RATIO} is wanted")
     for ours, expected in zip(*(record["losses"][n] for n in (OURS, BY_HAND)), strict=True):
         if not abs(ours - expected) <= TOLERANCE * abs(expected):
             found.append(f"a loss is {ours}, and {expected} by hand")
@@ -174,16 +164,13 @@ def problems(record: dict[str, Any], shape: tuple[int, ...]) -> list[str]:
     return found
 
 
-def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """Milliseconds of a step, and the ratio, of results as `main` saves them."""
+def published(content: Mapping[str, Any]) -> list[Table]:
+    """Milliseconds of a step, and the ratio."""
     (record,) = content["results"]
-    shown = Table(title="AdamW steps of an encoder on XLA's client of the CPU")
-    for title in ("", "ms a step", r"times as fast \[95% CI]"):
-        shown.add_column(title, justify="right" if title else "left")
     ratio = harness.format_ratio(harness.Ratio(record["ratio"], *record["ratio_95"]))
-    for name, ms in record["ms"].items():
-        shown.add_row(name, f"{ms:.2f}", ratio if name == OURS else "")
-    return [shown]
+    rows = [[n, f"{ms:.2f}", ratio if n == OURS else ""] for n, ms in record["ms"].items()]
+    heads = "", "ms a step", r"times as fast \[95% CI]"
+    return [harness.table(heads, rows, "AdamW steps of an encoder on XLA's client of the CPU")]
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

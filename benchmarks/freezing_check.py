@@ -1,6 +1,6 @@
 """What it costs at every call to know that frozen weights have not changed.
 
-    python benchmarks/freezing_check.py --limit 60
+    python benchmarks/freezing_check.py --parameters 60
 
 All parameters count as copied by the backend, which is the dearest case: of weights that a backend
 reads in torch's memory, only the address is looked at. "time" is the median of interleaved rounds;
@@ -23,18 +23,17 @@ POLICIES: tuple[Policy, ...] = ("probe", "strict")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns 1 if a limit was given and the default check exceeds it."""
-    settings = parse(arguments)
+    parser = harness.arguments(__doc__, rounds=30)
+    parser.add_argument("--parameters", type=int, default=200)
+    parser.add_argument("--width", type=int, default=64, help="channels of the convolutions")
+    parser.add_argument("--repeat", type=int, default=200, help="calls per round")
+    settings = parser.parse_args(arguments)
     console = harness.announce()
     weights = parameters(settings.parameters, settings.width)
     with console.status("measuring"), torch.no_grad():
         records = measure(checks(weights), settings.rounds, settings.repeat)
-    console.print(table(records, weights))
-    if settings.json:
-        harness.save_json(settings.json, "freezing check", records, settings=vars(settings))
-    default = next(r for r in records if r["check"] == "probe")
-    measured = default["cpu_us"] if settings.cpu else default["time_us"]
-    return 1 if settings.limit is not None and measured > settings.limit else 0
+    harness.report(published, settings, "freezing check", records, console)
+    return 0
 
 
 def parameters(count: int, width: int) -> list[Tensor]:
@@ -85,31 +84,10 @@ def measure(runs: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> lis
     ]
 
 
-def table(records: Sequence[Mapping[str, Any]], weights: Sequence[Tensor] = ()) -> Table:
-    """The results for people; the weights are for the title."""
-    size = sum(w.numel() * w.element_size() for w in weights) / 2**20
-    found = Table(title=f"{len(weights)} parameters, {size:.0f} MiB, µs per call")
-    for name in ("check", "time", "CPU"):
-        found.add_column(name, justify="left" if name == "check" else "right")
-    for r in records:
-        found.add_row(r["check"], f"{r['time_us']:.1f}", f"{r['cpu_us']:.1f}")
-    return found
-
-
-def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """What a file of results says, for a page."""
-    return [table(content["results"])]
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.arguments(__doc__, rounds=30)
-    parser.add_argument("--parameters", type=int, default=200)
-    parser.add_argument("--width", type=int, default=64, help="channels of the convolutions")
-    parser.add_argument("--repeat", type=int, default=200, help="calls per round")
-    parser.add_argument("--limit", type=float, metavar="US", help="largest cost that passes")
-    parser.add_argument("--cpu", action="store_true", help="hold CPU time against the limit")
-    return parser.parse_args(arguments)
+def published(content: Mapping[str, Any]) -> list[Table]:
+    """Microseconds of each check."""
+    rows = [[r["check"], f"{r['time_us']:.1f}", f"{r['cpu_us']:.1f}"] for r in content["results"]]
+    return [harness.table(("check", "time", "CPU"), rows, "µs per call")]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import harness
+from autotune import AUTOTUNE, OF_BEST, ratio_of
 from dynamo_backends._torch_private.control import torch_backends
 from dynamo_backends.bench import run_file
 from dynamo_backends.bench.cells import Outcome, Run
@@ -36,10 +37,8 @@ BACKENDS = {
 """By device type."""
 
 TORCHS = {"inductor": ("cuda", "cpu"), "cudagraphs": ("cuda",)}
-AUTOTUNE = "autotune"
 OPENXLA_MEAN = 1.29  # what the original TorchDynamo's XLA backend reached on GPUs
 CUDAGRAPHS_RATIO = 2.0
-AUTOTUNE_OF_BEST = 0.97
 OVERHEAD_BOUND = 2.0  # the largest batch takes less than this much longer than the smallest
 
 Models = Mapping[str, Mapping[str, Outcome]]
@@ -91,13 +90,7 @@ def why_not(name: str, device: str) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """What was aimed at.
-
-    Attributes:
-        what: The target, in words.
-        found: What was measured; empty if nothing was yet.
-        met: Whether it is met; None if it cannot be said yet.
-    """
+    """What was aimed at, what was measured, and whether it is met; None: it cannot be said yet."""
 
     what: str
     found: str = ""
@@ -110,12 +103,7 @@ class Target:
 
 
 def targets(run: Run, expected: int = len(gpu())) -> list[Target]:
-    """The three targets.
-
-    Args:
-        run: What was measured.
-        expected: How many models a complete table has.
-    """
+    """The three targets; `expected` is how many models a complete table has."""
     tables: dict[tuple[str, str, int], dict[str, dict[str, Outcome]]] = {}
     for cell, outcome in run.outcomes.items():
         kind = (cell.mode, cell.dtype, cell.batch or 0)
@@ -129,8 +117,7 @@ def targets(run: Run, expected: int = len(gpu())) -> list[Target]:
 
 def ratio(outcome: Outcome | None) -> float:
     """Eager's time over the backend's; a model that it cannot run right counts as eager."""
-    right = outcome is not None and outcome.passed and outcome.speedup is not None
-    return outcome.speedup.value if right else 1.0  # type: ignore[union-attr]
+    return ratio_of(outcome) or 1.0
 
 
 def _openxla(tables: Mapping[int, Models], expected: int) -> Target:
@@ -140,9 +127,8 @@ def _openxla(tables: Mapping[int, Models], expected: int) -> Target:
         return Target(what)
     mean = geometric_mean(map(ratio, found))
     whole = all(len(models) == expected for models in tables.values())
-    return Target(
-        what, f"{mean:.2f} over {len(found)} cells", mean >= OPENXLA_MEAN if whole else None
-    )
+    said = f"{mean:.2f} over {len(found)} cells"
+    return Target(what, said, mean >= OPENXLA_MEAN if whole else None)
 
 
 def _autotune(tables: Mapping[tuple[str, str, int], Models], whole: bool) -> Target:
@@ -158,7 +144,7 @@ def _autotune(tables: Mapping[tuple[str, str, int], Models], whole: bool) -> Tar
     if not shares:
         return Target(what)
     worst = min(shares, key=shares.__getitem__)
-    reached = sum(share >= AUTOTUNE_OF_BEST for share in shares.values())
+    reached = sum(share >= OF_BEST for share in shares.values())
     found = f"{reached} of {len(shares)} cells; the worst is {shares[worst]:.2f}, {worst}"
     good = reached == len(shares)
     return Target(what, found, None if good and not whole else good)
@@ -170,11 +156,8 @@ def _cudagraphs(tables: Mapping[int, Models], expected: int) -> Target:
     names = ("cudagraphs", "cudagraphs_eager")
     if small is large or not any(name in o for o in small.values() for name in names):
         return Target(what)
-    bound = [
-        model
-        for model in {*small} & {*large}
-        if _eager_s(large[model]) < OVERHEAD_BOUND * _eager_s(small[model])
-    ]
+    both = {*small} & {*large}
+    bound = [m for m in both if _eager_s(large[m]) < OVERHEAD_BOUND * _eager_s(small[m])]
     if not bound:
         return Target(what, "no model is overhead-bound")
     ratios = {m: max(ratio(small[m].get(name)) for name in names) for m in sorted(bound)}

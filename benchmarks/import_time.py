@@ -6,7 +6,6 @@ Fresh interpreters import torch and then load and run the entry point as torch d
 is measured inside the process, so that the noise of a whole `import torch` does not hide it.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -31,10 +30,8 @@ print(time.perf_counter() - start)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if the median is above the limit."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = harness.arguments(__doc__, rounds=15)
     parser.add_argument("--limit", type=float, default=2.0, metavar="MS")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
     settings = parser.parse_args(arguments)
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     times = []
@@ -42,21 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-c", CODE]
         out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         times.append(float(out.stdout) * 1e3)
-    harness.make_console().print(f"{sentence(times)}; limit {settings.limit} ms")
-    if settings.json:
-        harness.save_json(settings.json, "import time", times)
+    harness.report(published, settings, "import time", times, harness.make_console())
     return int(statistics.median(times) > settings.limit)
 
 
-def sentence(times: Sequence[float]) -> str:
-    """What the package adds, from milliseconds."""
-    median, span = statistics.median(times), f"{min(times):.2f} to {max(times):.2f}"
-    return f"import torch + {median:.2f} ms (median of {len(times)}, {span})"
-
-
 def published(content: Mapping[str, Any]) -> list[str]:
-    """What a file of results says, for a page."""
-    return [sentence(content["results"])]
+    """What the package adds, from milliseconds, in a sentence."""
+    times = content["results"]
+    median, span = statistics.median(times), f"{min(times):.2f} to {max(times):.2f}"
+    return [f"import torch + {median:.2f} ms (median of {len(times)}, {span})"]
 
 
 if __name__ == "__main__":

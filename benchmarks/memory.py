@@ -10,10 +10,8 @@ runtime takes when it is merely started is shown as a line of its own. "private"
 files, such as the code of libraries: the system can drop those, and processes share them.
 """
 
-import argparse
 import gc
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,139 +32,109 @@ KINDS = {
 }
 """What runs in a process, as the table says it of a backend."""
 
-Runs = dict[str, list[dict[str, int]]]
+SIZES = ("peak", "private", "end")
+Runs = Mapping[str, Sequence[Mapping[str, float]]]
 """What processes handed back, by kind."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns 1 if a limit was given and is exceeded."""
-    settings = parse(arguments)
-    if settings.child:
-        return child(settings)
+    parser = harness.arguments(__doc__, rounds=3)
+    parser.add_argument("--model", default="resnet50", help="of the classic suite")
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--backend", default="openxla")
+    parser.add_argument("--sizes", type=int, default=0, metavar="N", help="see above")
+    parser.add_argument("--backends", nargs="+", metavar="NAME", help="with --sizes: several")
+    settings = parser.parse_args(arguments)
     console = harness.announce()
+    kinds, backends = tuple(KINDS), [settings.backend]
     if settings.sizes:
-        return compare_sizes(settings, console)
-    runs: Runs = {kind: [] for kind in KINDS}
-    order = [kind for _ in range(settings.rounds) for kind in KINDS]
-    for kind in track(order, "measuring", console=console, transient=True):
-        runs[kind].append(in_a_process(settings, kind, settings.backend))
-    console.print(table(runs, settings.model, settings.backend))
-    multiple = _above(runs, "peak", "compiled")
-    console.print(f"compile and run: {multiple:.2f} × the weights above eager")
-    if settings.json:
-        harness.save_json(settings.json, "memory", [runs], settings=vars(settings))
-    return 1 if settings.limit is not None and multiple > settings.limit else 0
-
-
-def compare_sizes(settings: argparse.Namespace, console: Any) -> int:
-    """Prints what calls with many batches take beside calls with one; 1 if over the limit."""
-    kinds = ("compiled", "many")
-    backends = settings.backends or [settings.backend]
+        kinds, backends = ("compiled", "many"), settings.backends or backends
+    runs: dict[str, dict[str, list[Any]]] = {b: {kind: [] for kind in kinds} for b in backends}
     order = [(b, kind) for b in backends for _ in range(settings.rounds) for kind in kinds]
-    runs: dict[tuple[str, str], list[dict[str, int]]] = {}
     for backend, kind in track(order, "measuring", console=console, transient=True):
-        found = in_a_process(settings, kind, backend)
-        runs.setdefault((backend, kind), []).append(found)
-    rows = []
-    for backend in backends:
-        medians = {
-            key: [statistics.median(r[key] for r in runs[backend, kind]) for kind in kinds]
-            for key in ("peak", "private", "end")
-        }
-        ratios = {key: many / one for key, (one, many) in medians.items()}
-        rows.append({"backend": backend, **medians, "ratios": ratios})
-    console.print(sizes_table(rows, settings.model, settings.sizes))
-    if settings.json:
-        harness.save_json(settings.json, "memory", rows, settings=vars(settings))
-    most = max(row["ratios"]["peak"] for row in rows)
-    return 1 if settings.limit is not None and most > settings.limit else 0
+        case = kind, settings.model, settings.batch, backend, settings.sizes
+        runs[backend][kind].append(harness.call_apart(measured, *case))
+    records = [of_sizes(b, runs[b]) for b in backends] if settings.sizes else [runs[backends[0]]]
+    harness.report(published, settings, "memory", records, console)
+    return 0
 
 
-def table(runs: Runs, model: str, backend: str) -> Table:
-    """What the processes of each kind took, medians."""
-    columns = ("peak MB", "above eager MB", "× the weights", "private: peak MB", "× the weights")
-    found = Table("run", *columns, "at the end MB")
-    found.title = f"{model}: {runs['eager'][0]['weights'] / 1e6:.0f} MB of weights"
-    for kind, text in KINDS.items():
-        peak, private, end = (_median(runs, key, kind) for key in ("peak", "private", "end"))
-        above = (peak - _median(runs, "peak", "eager")) / 1e6
-        row = [f"{peak / 1e6:.0f}", f"{above:.0f}", f"{_above(runs, 'peak', kind):.2f}"]
-        row += [f"{private / 1e6:.0f}", f"{_above(runs, 'private', kind):.2f}"]
-        found.add_row(text.format(backend), *row, f"{end / 1e6:.0f}")
-    return found
+def of_sizes(backend: str, runs: Runs) -> dict[str, Any]:
+    """Medians of calls with one batch and with many, and the latter over the former."""
+    medians = {key: [_median(runs, key, kind) for kind in ("compiled", "many")] for key in SIZES}
+    ratios = {key: many / one for key, (one, many) in medians.items()}
+    return {"backend": backend, **medians, "ratios": ratios}
 
 
-def sizes_table(rows: Sequence[Mapping[str, Any]], model: str, sizes: int) -> Table:
-    """What calls with many batches take beside calls with one."""
-    many = f"{sizes} sizes: peak MB"
-    found = Table("backend", "one size: peak MB", many, "ratio", "private", "at end", title=model)
-    for row in rows:
-        peaks = [f"{peak / 1e6:.0f}" for peak in row["peak"]]
-        found.add_row(row["backend"], *peaks, *(f"{r:.2f}" for r in row["ratios"].values()))
-    return found
-
-
-def published(content: Mapping[str, Any]) -> list[Table | str]:
+def published(content: Mapping[str, Any]) -> list[Table]:
     """What a file of results says, for a page."""
-    settings, rows = content["settings"], content["results"]
+    settings, results = content["settings"], content["results"]
     if settings["sizes"]:
-        return [sizes_table(rows, settings["model"], settings["sizes"])]
-    return [table(rows[0], settings["model"], settings["backend"])]
+        many = f"{settings['sizes']} sizes: peak MB"
+        heads = "backend", "one size: peak MB", many, "ratio", "private", "at end"
+        rows = [
+            [r["backend"], *(f"{peak / 1e6:.0f}" for peak in r["peak"]),
+             *(f"{ratio:.2f}" for ratio in r["ratios"].values())]
+            for r in results
+        ]  # fmt: skip
+        return [harness.table(heads, rows, settings["model"])]
+    (runs,) = results
+    weights = runs["eager"][0]["weights"]
+    rows = []
+    for kind, text in KINDS.items():
+        peak, private, end = (_median(runs, key, kind) for key in SIZES)
+        over = [
+            x - _median(runs, key, "eager") for x, key in ((peak, "peak"), (private, "private"))
+        ]
+        row = [text.format(settings["backend"]), f"{peak / 1e6:.0f}", f"{over[0] / 1e6:.0f}"]
+        row += [f"{over[0] / weights:.2f}", f"{private / 1e6:.0f}", f"{over[1] / weights:.2f}"]
+        rows.append([*row, f"{end / 1e6:.0f}"])
+    heads = (
+        "run", "peak MB", "above eager MB", "× the weights", "private: peak MB", "× the weights",
+        "at the end MB",
+    )  # fmt: skip
+    title = f"{settings['model']}: {weights / 1e6:.0f} MB of weights"
+    return [harness.table(heads, rows, title)]
 
 
 def _median(runs: Runs, key: str, kind: str) -> float:
     return statistics.median(run[key] for run in runs[kind])
 
 
-def _above(runs: Runs, key: str, kind: str) -> float:
-    """Above eager, in multiples of the weights."""
-    above = _median(runs, key, kind) - _median(runs, key, "eager")
-    return above / runs["eager"][0]["weights"]
-
-
-def batches(settings: argparse.Namespace) -> Sequence[int]:
-    """The sizes of the batch in a child's calls; the largest one is that of a child with one."""
-    if not settings.sizes:
-        return (settings.batch,)
-    largest = settings.sizes + 1  # 1 is a graph of its own
-    return range(largest, 1, -1) if settings.child == "many" else (largest,)
-
-
-def in_a_process(settings: argparse.Namespace, kind: str, backend: str) -> dict[str, Any]:
-    """Runs the model in a fresh process with an empty cache folder."""
-    command = [__file__, "--child", kind, "--model", settings.model]
-    command += ["--batch", str(settings.batch), "--backend", backend]
-    command += ["--sizes", str(settings.sizes)]
-    with tempfile.TemporaryDirectory() as folder:
-        return harness.run_child(command, {"DYNAMO_BACKENDS_CACHE": folder})
+def batches(kind: str, batch: int, sizes: int) -> Sequence[int]:
+    """The sizes of the batch in a process's calls; of one with one size, the largest."""
+    if not sizes:
+        return (batch,)
+    largest = sizes + 1  # 1 is a graph of its own
+    return range(largest, 1, -1) if kind == "many" else (largest,)
 
 
 @torch.no_grad()
-def child(settings: argparse.Namespace) -> int:
-    """Runs the model and hands back the largest size of the process, in bytes."""
-    cases = [
-        harness.find_case("classic", settings.model, batch=batch) for batch in batches(settings)
-    ]
+def measured(kind: str, model_name: str, batch: int, backend: str, sizes: int) -> dict[str, int]:
+    """Runs the model in this process: its largest size, and that at the end, in bytes."""
+    cases = [harness.find_case("classic", model_name, batch=n) for n in batches(kind, batch, sizes)]
     model, inputs = cases[0].make(), cases[0].inputs()
     gc.collect()
     harness.reset_peak_rss()  # what making the weights took is not of interest
     watch = Watch()
     run: Callable[..., Any] = model
-    if settings.child == "started":
+    if kind == "started":
         tiny = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()).eval()
-        harness.compile_model(tiny, (torch.ones(2, 4),), settings.backend)
-    if settings.child in ("compiled", "many"):
-        run = harness.compile_model(model, inputs, settings.backend).function
+        harness.compile_model(tiny, (torch.ones(2, 4),), backend)
+    if kind in ("compiled", "many"):
+        run = harness.compile_model(model, inputs, backend).function
     for _ in range(CALLS):
         for case in cases:
             run(*case.inputs())
     watch.stop()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     gc.collect()
-    harness.hand_back(
-        peak=harness.peak_rss_bytes(), end=harness.rss_bytes(), private=watch.peak, weights=weights
-    )
-    return 0
+    return {
+        "peak": harness.peak_rss_bytes(),
+        "end": harness.rss_bytes(),
+        "private": watch.peak,
+        "weights": weights,
+    }
 
 
 class Watch(threading.Thread):
@@ -202,15 +170,6 @@ def private_bytes() -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.process_arguments(__doc__)
-    parser.add_argument("--limit", type=float, metavar="MULTIPLE", help="largest that passes")
-    parser.add_argument("--sizes", type=int, default=0, metavar="N", help="see above")
-    parser.add_argument("--backends", nargs="+", metavar="NAME", help="with --sizes: several")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -35,14 +35,13 @@ import torch
 import torch.distributed as dist
 from rich.table import Table
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 import dynamo_backends
 import harness
+import training
 from dynamo_backends.bench.suites import call
 
-MODELS = {"bert": "classic", "resnet18": "classic", "vit_s_16": "classic", "gpt2": "transformers"}
-"""Model to suite."""
+MODELS = {name: training.MODELS[name] for name in ("bert", "resnet18", "vit_s_16", "gpt2")}
 
 ONE = "compile_step, one process"
 APART = "each for itself"
@@ -53,32 +52,28 @@ SAMPLE_S = 0.5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a process failed or losses differ."""
-    settings = parse(arguments)
+    parser = harness.model_arguments(__doc__, rounds=15, models=["bert"])
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    settings = parser.parse_args(arguments)
     if settings.child:
         return child(settings)
-    console = harness.make_console()
-    unknown = [name for name in settings.models if name not in MODELS]
-    if unknown:
-        console.print(f"[red]unknown model {unknown[0]!r}; there are: {', '.join(MODELS)}[/]")
-        return 2
-    console.print(f"[dim]{harness.environment_line()}[/]")
-    rows, has_failed = [], False
+    console = harness.announce()
+    if unknown := training.unknown_model(settings.models, MODELS):
+        return harness.refused(unknown, console)
+    rows, wrong = [], []
     for name in settings.models:
         found = run_job(name, settings)
         if isinstance(found, str):
-            console.print(f"[red]{name}:[/] {found}")
-            has_failed = True
-        else:
-            rows.append({"model": name, **found})
-        if settings.json:
-            harness.save_json(settings.json, "scaling", rows, settings=vars(settings))
-    for each in published({"settings": vars(settings), "results": rows}):
-        console.print(each)
-    for row in rows:
-        if (text := mistake(row)) is not None:
-            console.print(f"[red]{row['model']}:[/] {text}")
-            has_failed = True
-    return int(has_failed)
+            wrong.append(f"{name}: {found}")
+            continue
+        rows.append({"model": name, **found})
+        if (text := mistake(found)) is not None:
+            wrong.append(f"{name}: {text}")
+    harness.report(published, settings, "scaling", rows, console)
+    for text in wrong:
+        console.print(f"[red]{text}[/]")
+    return int(bool(wrong))
 
 
 def run_job(name: str, settings: argparse.Namespace) -> dict[str, Any] | str:
@@ -165,21 +160,16 @@ def sample(step: Callable[[], Tensor] | None, count: int) -> dict[str, float]:
 def make_step(case: harness.ModelCase, way: str) -> Callable[[], Tensor]:
     """A function without arguments that trains a model of its own by one step."""
     torch.manual_seed(0)
-    model, batch = case.make().train(), case.inputs()
+    model, batch = training.without_dropout(case), case.inputs()
     if way == REDUCE:
         return all_reduce(sum(p.numel() for p in model.parameters()))
-    for module in model.modules():
-        for name in ("p", "dropout_prob"):  # so that losses can be compared
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
     forward: Any = model
     if way.startswith("DDP"):
         forward = torch.compile(torch.nn.parallel.DistributedDataParallel(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
 
     def train(given: Any) -> Tensor:
-        leaves = [x for x in pytree.tree_leaves(call(forward, given)) if isinstance(x, Tensor)]
-        loss = sum((x.square().mean() for x in leaves if x.is_floating_point()), torch.zeros(()))
+        loss = training.loss_of(call(forward, given))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -205,36 +195,27 @@ def all_reduce(count: int) -> Callable[[], Tensor]:
     return run
 
 
-def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """The tables of results as `main` saves them."""
-    rows = content["results"]
-    return [table(rows, content["settings"]["processes"]), cores(rows)]
-
-
-def table(rows: Sequence[dict[str, Any]], processes: int) -> Table:
-    """Medians in milliseconds, and what they say."""
-    found = Table(title=f"steps of {processes} one-thread processes, milliseconds (medians)")
-    headings = ("model", *WAYS, "weak scaling", "limit", "fsdp", "over DDP with inductor")
-    for heading in headings:
-        found.add_column(heading, justify="left" if heading == "model" else "right")
-    for row in rows:
+def published(content: Mapping[str, Any]) -> list[Table]:
+    """Medians in milliseconds, and what the cores of the first process did in a step (medians)."""
+    results, processes = content["results"], content["settings"]["processes"]
+    steps, cores = [], []
+    for row in results:
         ms = row["milliseconds"]
         one, apart, reduce, ddp, fsdp, torchs = (ms[way] for way in WAYS)
         scaling = [f"{processes * one / taken:.2f}" for taken in (ddp, apart + reduce, fsdp)]
         ratios = *scaling, f"{torchs / min(ddp, fsdp):.2f}"
-        found.add_row(row["model"], *(f"{ms[way]:.1f}" for way in WAYS), *ratios)
-    return found
-
-
-def cores(rows: Sequence[dict[str, Any]]) -> Table:
-    """What the cores of the first process did in a step (medians)."""
-    found = Table(title="the first process in a step: milliseconds of its cores, and page faults")
-    for heading in ("model", "", *WAYS):
-        found.add_column(heading, justify="right" if heading in WAYS else "left")
-    for row in rows:
-        for kind in ("in the program", "in the kernel", "page faults"):
-            found.add_row(row["model"], kind, *(f"{row[kind][way]:.0f}" for way in WAYS))
-    return found
+        steps.append([row["model"], *(f"{ms[way]:.1f}" for way in WAYS), *ratios])
+        cores += [
+            [row["model"], kind, *(f"{row[kind][way]:.0f}" for way in WAYS)]
+            for kind in ("in the program", "in the kernel", "page faults")
+        ]
+    heads = "model", *WAYS, "weak scaling", "limit", "fsdp", "over DDP with inductor"
+    title = f"steps of {processes} one-thread processes, milliseconds (medians)"
+    of_cores = "the first process in a step: milliseconds of its cores, and page faults"
+    return [
+        harness.table(heads, steps, title),
+        harness.table(("model", "", *WAYS), cores, of_cores, left=2),
+    ]
 
 
 def mistake(row: dict[str, Any]) -> str | None:
@@ -244,14 +225,6 @@ def mistake(row: dict[str, Any]) -> str | None:
         if way != REDUCE and abs(loss - expected) > 1e-3 * max(1.0, abs(expected)):
             return f"{way}: loss {loss} instead of {expected}"
     return None
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.model_arguments(__doc__, rounds=15, models=["bert"])
-    parser.add_argument("--processes", type=int, default=2, metavar="N")
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -31,20 +31,21 @@ import serve_load  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    settings = parse(arguments)
+    parser = harness.arguments(__doc__, rounds=4)
+    parser.add_argument("--backend", default="onnxrt", help="who compiles the model")
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=40.0, help="of requests, for each server")
+    parser.add_argument("--lengths", type=int, nargs=2, default=[5, 128], metavar="TOKENS")
+    settings = parser.parse_args(arguments)
     console = harness.announce()
     try:
         with console.status("saving, serving and asking"):
             seen, compiled = measured(settings)
     except harness.ChildError as error:
-        console.print(f"[red]{error}[/]", highlight=False)
+        harness.refused(error, console)
         return 1
     records = [record(way, found, compiled[way]) for way, found in seen.items()]
-    for each in published({"results": records}):
-        console.print(each)
-    if settings.json:
-        harness.save_json(settings.json, "serving", records, settings=vars(settings))
+    harness.report(published, settings, "serving", records, console)
     return int(any(r["failed"] or r["compilations"] or not r["answers"] for r in records))
 
 
@@ -121,33 +122,25 @@ def record(way: str, seen: serve_load.Seen, compilations: float) -> dict[str, An
 
 
 def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """The table of results as `main` saves them, and what compiling gains."""
-    table = Table(
-        "", "requests a second", "p50 ms", "p95", "p99", "s of processors for 1000", "failures",
-        "compilations",
-    )  # fmt: skip
+    """What clients saw of each way, and what compiling gains."""
+    lines = []
     rows = {row["way"]: row for row in content["results"]}
     for way, row in rows.items():
         latencies = [f"{ms:.1f}" for ms in row["latency_ms"].values()] or ["-"] * 3
         each = f"{1e3 * row['processor_s'] / max(row['answers'], 1):.1f}"
         counts = str(row["failed"]), f"{row['compilations']:g}"
-        table.add_row(way, f"{row['requests_a_second']:.1f}", *latencies, each, *counts)
+        lines.append([way, f"{row['requests_a_second']:.1f}", *latencies, each, *counts])
+    heads = (
+        "", "requests a second", "p50 ms", "p95", "p99", "s of processors for 1000", "failures",
+        "compilations",
+    )  # fmt: skip
+    table = harness.table(heads, lines)
     if not all(row["answers"] for row in rows.values()):
         return [table]
     ours, eager = (rows[way] for way in WAYS)
     more = ours["requests_a_second"] / eager["requests_a_second"]
     later = ours["latency_ms"]["95"] / eager["latency_ms"]["95"]
     return [table, f"compiled: {more:.2f} times the throughput, {later:.2f} times the p95 latency"]
-
-
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parses the command line."""
-    parser = harness.arguments(__doc__, rounds=4)
-    parser.add_argument("--backend", default="onnxrt", help="who compiles the model")
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of requests, for each server")
-    parser.add_argument("--lengths", type=int, nargs=2, default=[5, 128], metavar="TOKENS")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

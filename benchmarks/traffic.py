@@ -16,11 +16,9 @@ each of this package's columns is compared with that in its own process, one cal
 With `--different` the first requests alone come again and again, in other orders.
 """
 
-import argparse
 import copy
 import dataclasses
 import random
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,46 +46,46 @@ ROUNDS = 6
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the benchmark; returns 1 if a result was wrong."""
-    settings = parse(arguments)
-    if settings.child:
-        return child(settings)
-    console = harness.make_console()
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=list(STREAMS))
+    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), metavar="COLUMN")
+    parser.add_argument("--requests", type=int, help="so many, instead of each stream's own number")
+    parser.add_argument("--different", type=int, help="only so many of them, which come again")
+    parser.add_argument("--exact", action="store_true", help="see above")
+    parser.add_argument("--scale", choices=("test", "bench"), default="bench")
+    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one column")
+    settings = parser.parse_args(arguments)
+    console = harness.announce()
     rows: list[dict[str, Any]] = []
-    for name in settings.streams:
-        columns = track(settings.columns, name, console=console, transient=True)
-        found = [in_a_process(settings, name, column) for column in columns]
-        console.print(table(found, settings.exact))
-        rows += found
-    if settings.json:
-        harness.save_json(settings.json, "traffic", rows, settings=vars(settings))
-    return 1 if any(row.get("wrong") for row in rows) else 0
+    every = [(name, column) for name in settings.streams for column in settings.columns]
+    for name, column in track(every, "answering", console=console, transient=True):
+        exact = settings.exact and column not in OTHERS and EXACT not in column
+        how = settings.scale, settings.requests, settings.different, exact
+        found = harness.result_apart(measured, name, column, *how, timeout_s=settings.timeout)
+        rows.append({"stream": name, "column": column, **found})
+    harness.report(published, settings, "traffic", rows, console)
+    return int(any(row.get("wrong") for row in rows))
 
 
 def published(content: Mapping[str, Any]) -> list[Table | str]:
-    """The tables of results as `main` saves them, and what each stream is."""
+    """The table of each stream, a line for each column, and what the stream is."""
+    exact = ["× exact"] if content["settings"]["exact"] else []
+    heads = (
+        "column", "cold s", "slowest", "÷ inductor", "made", "p50 ms", "p95", "p99", "× eager",
+        "eager p95", *exact, "MiB", "wrong",
+    )  # fmt: skip
     streams: dict[str, list[dict[str, Any]]] = {}
     for row in content["results"]:
         streams.setdefault(row["stream"], []).append(row)
-    exact = content["settings"]["exact"]
-    shown = {name: table(rows, exact) for name, rows in streams.items()}
-    return [part for made in shown.values() for part in (made, str(made.title))]
+    parts: list[Table | str] = []
+    for name, rows in streams.items():
+        cold = next((row.get("cold_s") for row in rows if row["column"] == "inductor"), None)
+        lines = [describe(row, cold, bool(exact)) for row in rows]
+        parts += [harness.table(heads, lines), f"{name}: {rows[0].get('summary', '')}"]
+    return parts
 
 
-def table(rows: Sequence[dict[str, Any]], exact: bool) -> Table:
-    """One stream: a line for each column."""
-    made = Table(
-        "column", "cold s", "slowest", "÷ inductor", "made", "p50 ms", "p95", "p99", "× eager",
-        "eager p95", *(["× exact"] if exact else []), "MiB", "wrong",
-    )  # fmt: skip
-    made.title = f"{rows[0]['stream']}: {rows[0].get('summary', '')}"
-    cold = next((row.get("cold_s") for row in rows if row["column"] == "inductor"), None)
-    for row in rows:
-        made.add_row(*describe(row, cold, exact))
-    return made
-
-
-def describe(row: dict[str, Any], cold_of_inductor: float | None, exact: bool) -> list[str]:
+def describe(row: Mapping[str, Any], cold_of_inductor: float | None, exact: bool) -> list[str]:
     """The cells of one column's row."""
     if "error" in row:
         return [row["column"], row["error"]]
@@ -103,59 +101,43 @@ def describe(row: dict[str, Any], cold_of_inductor: float | None, exact: bool) -
     ]  # fmt: skip
 
 
-def in_a_process(settings: argparse.Namespace, stream: str, column: str) -> dict[str, Any]:
-    """Answers a stream in a fresh process with fresh cache folders."""
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-            "DYNAMO_BACKENDS_CACHE": f"{folder}/dynamo_backends",
-        }
-        command = [__file__, "--child", column, "--streams", stream, "--scale", settings.scale]
-        for option in ("requests", "different"):
-            if getattr(settings, option):
-                command += [f"--{option}", str(getattr(settings, option))]
-        command += ["--exact"] * (settings.exact and column not in OTHERS and EXACT not in column)
-        found = harness.result_of_child(command, caches, timeout_s=settings.timeout)
-    return {"stream": stream, "column": column, **found}
-
-
-def child(settings: argparse.Namespace) -> int:
-    """Answers one stream by one column, and hands the times back."""
-    counted = {"count": settings.requests} if settings.requests else {}
-    stream = STREAMS[settings.streams[0]](settings.scale, **counted)
-    if settings.different:
-        requests = repeated(stream.requests, settings.different)
-        text = f"{stream.summary}; {settings.different} of them, again and again"
+def measured(
+    name: str, column: str, scale: Any, count: int | None, different: int | None, exact: bool
+) -> dict[str, Any]:
+    """Answers one stream by one column: the times."""
+    stream = STREAMS[name](scale, **({"count": count} if count else {}))
+    if different:
+        requests = repeated(stream.requests, different)
+        text = f"{stream.summary}; {different} of them, again and again"
         stream = dataclasses.replace(stream, requests=requests, summary=text)
     eager = stream.serve(copy.deepcopy(stream.model), lambda function: function)
     before = harness.rss_bytes()
     with dynamo_backends.record() as reports, torch.set_grad_enabled(stream.trains):
-        served = stream.serve(stream.model, lambda function: compiled(function, settings.child))
+        served = stream.serve(stream.model, lambda function: compiled(function, column))
         cold = [seconds(served, request) for request in stream.requests]
         growth = harness.peak_rss_bytes() - before
         settle(served, stream.requests, reports)
         made = sum(report.executables for report in reports)
         ways = {"eager": eager, "warm": served}
-        if settings.exact:
-            ways["exact"] = served_exactly(stream, settings.child)
+        if exact:
+            ways["exact"] = served_exactly(stream, column)
         took = timed(ways, stream.requests)
         warm, plain = took["warm"], took["eager"]
         wrong = sum(bool(difference(stream, eager, served, r)) for r in stream.requests)
-    harness.hand_back(
-        summary=stream.summary,
-        cold_s=sum(cold),
-        slowest_s=max(cold),
-        executables=made if reports else None,
-        in_eager=sum(r.ops_in_eager for r in reports),
-        **_percentiles(warm, ""),
-        **_percentiles(plain, "eager_"),
-        times_eager=sum(plain) / sum(warm),
-        times_exact=sum(took["exact"]) / sum(warm) if settings.exact else None,
-        warm_s=sum(warm),
-        growth=growth,
-        wrong=wrong,
-    )
-    return 0
+    return {
+        "summary": stream.summary,
+        "cold_s": sum(cold),
+        "slowest_s": max(cold),
+        "executables": made if reports else None,
+        "in_eager": sum(r.ops_in_eager for r in reports),
+        **{f"p{p}_ms": percentile(warm, p) * 1e3 for p in (50, 95, 99)},
+        **{f"eager_p{p}_ms": percentile(plain, p) * 1e3 for p in (50, 95, 99)},
+        "times_eager": sum(plain) / sum(warm),
+        "times_exact": sum(took["exact"]) / sum(warm) if exact else None,
+        "warm_s": sum(warm),
+        "growth": growth,
+        "wrong": wrong,
+    }
 
 
 def settle(
@@ -211,25 +193,6 @@ def compiled(function: Callable[..., Any], column: str) -> Callable[..., Any]:
     name, exact, _ = column.partition(EXACT)
     options: dict[str, Any] = {"ranges": False, "max_executables": 1024} if exact else {}
     return torch.compile(function, backend=name, options=options)
-
-
-def _percentiles(latencies: Sequence[float], prefix: str) -> dict[str, float]:
-    return {f"{prefix}p{p}_ms": percentile(latencies, p) * 1e3 for p in (50, 95, 99)}
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--streams", nargs="+", default=list(STREAMS), choices=list(STREAMS))
-    parser.add_argument("--columns", nargs="+", default=list(COLUMNS), metavar="COLUMN")
-    parser.add_argument("--requests", type=int, help="so many, instead of each stream's own number")
-    parser.add_argument("--different", type=int, help="only so many of them, which come again")
-    parser.add_argument("--exact", action="store_true", help="see above")
-    parser.add_argument("--scale", choices=("test", "bench"), default="bench")
-    parser.add_argument("--timeout", type=float, default=1200, help="seconds for one column")
-    parser.add_argument("--json", metavar="FILE", help="save the results")
-    parser.add_argument("--child", metavar="COLUMN", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

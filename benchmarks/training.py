@@ -26,10 +26,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import dynamo_backends
@@ -38,7 +36,6 @@ from dynamo_backends.aot.step.program.programs import STEPS
 from dynamo_backends.bench.results_files import ResultError
 from dynamo_backends.bench.suites import call
 from dynamo_backends.workers import budget
-from harness.kept import Kept
 
 MODELS = {
     "resnet18": "classic", "resnet50": "classic", "mobilenet_v2": "classic", "bert": "classic",
@@ -52,19 +49,12 @@ SAMPLE_S = 0.25
 IN_THE_MEAN = 1.5
 FOR_EACH = 1.0
 SETTLING = 4 * STEPS
-"""So many steps later autotune has chosen: two ways of steps, a functional program and eager took
-theirs."""
+"""After so many steps autotune has chosen."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One way to train.
-
-    Attributes:
-        kind: "eager", "torch.compile" (in parts) or "compile_step" (one graph).
-        backend: What compiles, or "".
-        precision: Of the forward pass.
-    """
+    """One way to train: "eager", "torch.compile" (in parts) or "compile_step" (one graph)."""
 
     kind: str
     backend: str = ""
@@ -78,9 +68,7 @@ class Column:
 def columns_of(backends: Sequence[str], precision: str = "float32") -> list[Column]:
     """Eager, then all that is compiled in parts, then all that is compiled as one graph.
 
-    Args:
-        backends: What compiles.
-        precision: "bf16": and then eager and whole graphs in bfloat16.
+    With "bf16" these are followed by eager and whole graphs in bfloat16.
     """
     kinds = "torch.compile", "compile_step"
     found = [Column(EAGER), *(Column(kind, backend) for kind in kinds for backend in backends)]
@@ -92,31 +80,15 @@ def columns_of(backends: Sequence[str], precision: str = "float32") -> list[Colu
 
 @dataclass
 class Row:
-    """One model.
-
-    Attributes:
-        name: The model.
-        milliseconds: Median of a step, by column.
-        speedups: Over eager, with the ends of its 95% interval, by column.
-        errors: Why a column has no time.
-        losses: After the warm-up, by column: they must agree.
-        gflop: See `harness.Products`; of a step.
-        peak: See there.
-    """
+    """One model, by column."""
 
     name: str
-    milliseconds: dict[str, float] = field(default_factory=dict)
-    speedups: dict[str, list[float]] = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
-    gflop: float = 0.0
+    milliseconds: dict[str, float] = field(default_factory=dict)  # median of a step
+    speedups: dict[str, list[float]] = field(default_factory=dict)  # with the ends of its interval
+    errors: dict[str, str] = field(default_factory=dict)  # why it has no time
+    losses: dict[str, float] = field(default_factory=dict)  # after the warm-up: they must agree
+    gflop: float = 0.0  # see `harness.Products`, of a step
     peak: float = 0.0
-
-    @property
-    def line(self) -> str:
-        """What is shown as soon as the model has been measured."""
-        times = (f"{column} {ms:.1f}" for column, ms in self.milliseconds.items())
-        return f"[dim]{self.name}: {', '.join(times)} ms[/]"
 
     def ratio(self, over: str, of: Sequence[str]) -> float | None:
         """How much faster the best of some columns is than another column."""
@@ -134,60 +106,42 @@ class Row:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns 1 if a column failed or a loss differs."""
-    settings = parse(arguments)
-    console = harness.make_console()
-    if not are_known(settings.models, console):
-        return 2
-    console.print(f"[dim]{harness.environment_line()}[/]")
+    parser = harness.model_arguments(__doc__, rounds=15, models=list(MODELS))
+    parser.add_argument(
+        "--backends", nargs="+", metavar="NAME", default=["inductor", "openxla"], help="to compare"
+    )
+    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
+    parser.add_argument(
+        "--tuning", type=float, default=300, metavar="S", help="seconds for autotune per column"
+    )
+    settings = parser.parse_args(arguments)
+    console = harness.announce()
+    if unknown := unknown_model(settings.models):
+        return harness.refused(unknown, console)
+    depend = "scale", "batch", "rounds", "backends", "precision", "tuning"
     try:
-        kept = Kept(settings.json, "training steps", context(settings))
+        kept = harness.Kept(settings, "training steps", depend)
     except ResultError as error:
-        console.print(f"[red]{error}[/]", highlight=False)
-        return 2
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        left = [name for name in settings.models if name not in kept.results]
-        parts = len(columns_of(settings.backends, settings.precision)) + settings.rounds
-        task = progress.add_task("", total=len(left) * parts)
-        for name in left:
-
-            def note(what: str, name: str = name) -> None:
-                progress.update(task, description=f"{name}: {what}", advance=1)
-
-            row = measure(name, settings, note)
-            kept.add(name, asdict(row))
-            progress.console.print(row.line, highlight=False)
-            torch.compiler.reset()
-            gc.collect()
+        return harness.refused(error, console)
+    kept.measure_left(settings.models, lambda name: asdict(measure(name, settings)), console)
     rows = [Row(**kept.results[name]) for name in settings.models]
     console.print(table(rows, settings.backends, settings.precision))
     for text in means(rows, settings.backends, settings.precision):
         console.print(text, highlight=False)
-    missed = print_missed(rows, settings.backends, console)
-    return 1 if print_mistakes(rows, console) or missed else 0
+    return kept.status([*missed(rows, settings.backends), *mistakes(rows)], console)
 
 
-def context(settings: argparse.Namespace) -> dict[str, Any]:
-    """What results depend on."""
-    names = "scale", "batch", "rounds", "backends", "precision", "tuning"
-    return {**harness.environment(), **{name: getattr(settings, name) for name in names}}
+def unknown_model(names: Sequence[str], models: Mapping[str, str] = MODELS) -> str:
+    """What is said of a model that is not there; empty if all are."""
+    unknown = [name for name in names if name not in models]
+    return f"unknown model {unknown[0]!r}; there are: {', '.join(models)}" if unknown else ""
 
 
-def are_known(names: Sequence[str], console: Console) -> bool:
-    """Whether all models are there; else says which there are."""
-    unknown = [name for name in names if name not in MODELS]
-    if unknown:
-        console.print(f"[red]unknown model {unknown[0]!r}; there are: {', '.join(MODELS)}[/]")
-    return not unknown
-
-
-def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]) -> Row:
+def measure(name: str, settings: argparse.Namespace) -> Row:
     """Makes every kind of step of a model, checks that losses agree, and times them."""
     case = harness.find_case(MODELS[name], name, settings.scale, settings.batch)
     row, steps = Row(name), {}
     for column in columns_of(settings.backends, settings.precision):
-        note(f"making {column}")
         budget.renew()
         try:
             step = make_step(case, column, settings.tuning)
@@ -198,20 +152,17 @@ def measure(name: str, settings: argparse.Namespace, note: Callable[[str], None]
             steps[str(column)] = step
         except Exception as error:
             row.errors[str(column)] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    repeat = steps_per_sample(steps[EAGER])
     timings = harness.time_candidates(
-        steps,
-        baseline=EAGER,
-        rounds=settings.rounds,
-        repeat=steps_per_sample(steps[EAGER]),
-        warmup=1,
-        on_round=lambda: note("measuring"),
+        steps, baseline=EAGER, rounds=settings.rounds, repeat=repeat, warmup=1
     )
-    for name, timing in timings.items():
-        row.milliseconds[name] = timing.median * 1e3
-        ratio = timing.speedup
-        row.speedups[name] = [ratio.value, ratio.low, ratio.high]
+    for way, timing in timings.items():
+        row.milliseconds[way], ratio = timing.median * 1e3, timing.speedup
+        row.speedups[way] = [ratio.value, ratio.low, ratio.high]
     products = harness.products_of(steps[EAGER])
     row.gflop, row.peak = products.gflop, products.peak
+    torch.compiler.reset()
+    gc.collect()
     return row
 
 
@@ -222,19 +173,26 @@ def steps_per_sample(step: Callable[[], Any]) -> int:
     return math.ceil(SAMPLE_S / (time.perf_counter() - start))
 
 
-def make_step(case: harness.ModelCase, column: Column, tuning_s: float = 0) -> Callable[[], Tensor]:
-    """A function without arguments that trains a model of its own by one step."""
-    model, batch = case.make().train(), case.inputs()
+def without_dropout(case: harness.ModelCase) -> nn.Module:
+    """A model to train, so that losses can be compared."""
+    model = case.make().train()
     for module in model.modules():
-        for name in ("p", "dropout_prob"):  # so that losses can be compared
+        for name in ("p", "dropout_prob"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
+    return model
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """The mean square of each output, added up."""
+    leaves = [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor)]
+    return sum((x.square().mean() for x in leaves if x.is_floating_point()), torch.zeros(()))
+
+
+def make_step(case: harness.ModelCase, column: Column, tuning_s: float = 0) -> Callable[[], Tensor]:
+    """A function without arguments that trains a model of its own by one step."""
+    model, batch = without_dropout(case), case.inputs()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def loss_of(forward: Callable[..., Any]) -> Tensor:
-        leaves = [x for x in pytree.tree_leaves(call(forward, batch)) if isinstance(x, Tensor)]
-        return sum((x.square().mean() for x in leaves if x.is_floating_point()), torch.zeros(()))
-
     options = {"budget_s": tuning_s} if column.backend == "autotune" else {}
     forward: Any = model
     if column.kind == "torch.compile":
@@ -243,14 +201,12 @@ def make_step(case: harness.ModelCase, column: Column, tuning_s: float = 0) -> C
             compiler = dynamo_backends.compiler(column.backend, **options)
         forward = torch.compile(model, backend=compiler)
 
-    is_reduced = column.precision == "bf16"
-
     # A step that enters autocast itself, enabled or not, is compiled as it is.
-    autocast = is_reduced and column.kind == EAGER
+    autocast = column.precision == "bf16" and column.kind == EAGER
 
     def step() -> Tensor:
         with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
-            loss = loss_of(forward)
+            loss = loss_of(call(forward, batch))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -268,13 +224,15 @@ def make_step(case: harness.ModelCase, column: Column, tuning_s: float = 0) -> C
 def table(rows: Sequence[Row], backends: Sequence[str], precision: str = "float32") -> Table:
     """Medians in milliseconds, and what is gained over eager; the limit is `Row.limit`."""
     columns = [str(column) for column in columns_of(backends, precision)]
-    found = Table(title="training steps, milliseconds (medians), times as fast as eager [95%]")
-    found.add_column("model")
-    for column in (*columns, "limit"):
-        found.add_column(column.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    heads = ["model", *(column.replace(" ", "\n", 1) for column in columns), "limit"]
+    cells = []
     for row in rows:
         limit = "-" if row.limit is None else f"{row.limit:.2f}"
-        found.add_row(row.name, *(cell(row, column) for column in columns), limit)
+        cells.append([row.name, *(cell(row, column) for column in columns), limit])
+    title = "training steps, milliseconds (medians), times as fast as eager [95%]"
+    found = harness.table(heads, cells, title)
+    for column in found.columns[1:]:
+        column.no_wrap = True
     return found
 
 
@@ -323,51 +281,33 @@ def whole_steps(backends: Sequence[str]) -> list[str]:
     return [str(Column("compile_step", backend)) for backend in backends]
 
 
-def print_missed(rows: Sequence[Row], backends: Sequence[str], console: Console) -> bool:
-    """Prints which limits the better of inductor and openxla misses; whether there are any."""
+def missed(rows: Sequence[Row], backends: Sequence[str]) -> list[str]:
+    """Which limits the better of inductor and openxla misses."""
     if not {"inductor", "openxla"} <= set(backends):
-        return False
+        return []
     whole = whole_steps(["inductor", "openxla"])
     ratios = {row.name: r for row in rows if (r := row.ratio(EAGER, whole)) is not None}
-    missed = [
+    found = [
         f"{name}: the better compile_step is {ratio:.2f} times as fast as eager ({FOR_EACH:g})"
         for name, ratio in ratios.items()
         if ratio < FOR_EACH
     ]
     if ratios and (mean := harness.geometric_mean(ratios.values())) < IN_THE_MEAN:
-        missed.append(f"the geometric mean is {mean:.2f} ({IN_THE_MEAN:g})")
-    for text in missed:
-        console.print(f"[red]{text}[/]", highlight=False)
-    return bool(missed)
+        found.append(f"the geometric mean is {mean:.2f} ({IN_THE_MEAN:g})")
+    return found
 
 
-def print_mistakes(rows: Sequence[Row], console: Console) -> bool:
-    """Prints errors and losses that differ from eager's; returns whether there were any."""
-    wrong = False
+def mistakes(rows: Sequence[Row]) -> list[str]:
+    """Errors, and losses that differ from eager's."""
+    found = []
     for row in rows:
-        for column, error in row.errors.items():
-            wrong = True
-            console.print(f"[red]{row.name}, {column}:[/] {error}", markup=True)
+        found += [f"{row.name}, {column}: {error}" for column, error in row.errors.items()]
         expected = row.losses.get(EAGER, 0.0)
         for column, loss in row.losses.items():
             tolerance = 1e-2 if column.endswith(REDUCED) else 1e-3
             if abs(loss - expected) > tolerance * max(1.0, abs(expected)):
-                wrong = True
-                console.print(f"[red]{row.name}, {column}: loss {loss} instead of {expected}[/]")
-    return wrong
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.model_arguments(__doc__, rounds=15, models=list(MODELS))
-    parser.add_argument(
-        "--backends", nargs="+", metavar="NAME", default=["inductor", "openxla"], help="to compare"
-    )
-    parser.add_argument("--precision", default="float32", choices=["float32", "bf16"])
-    parser.add_argument(
-        "--tuning", type=float, default=300, metavar="S", help="seconds for autotune per column"
-    )
-    return parser.parse_args(arguments)
+                found.append(f"{row.name}, {column}: loss {loss} instead of {expected}")
+    return found
 
 
 if __name__ == "__main__":

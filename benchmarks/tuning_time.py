@@ -16,18 +16,16 @@ geometric mean, if a model is slower than in eager, or if a result is wrong.
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import harness
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.decisions import FORMAT, Decisions
 from dynamo_backends.bench.results_files import ResultError
-from harness.kept import Recorded, Results, measure_left
+from harness.kept import Results
 
 BUDGETS = (5, 20, 60, 120, 600)
 SUITES = ("classic", "transformers")
@@ -38,28 +36,38 @@ LEAST_OF_EAGER = 0.98  # what two loops in eager differ by
 _PATIENCE_S = 1800.0
 
 
+class Recorded(harness.Kept):
+    """Also has autotune's decisions in the form of `dynamo-backends cache export`."""
+
+    def extra(self) -> dict[str, Any]:
+        """See `Kept.extra`."""
+        found = {n: r["decisions"] for n, r in self.results.items() if r.get("decisions")}
+        return {
+            "format": FORMAT,
+            "decisions": [d for some in found.values() for d in some],
+            "models": {d["key"]: n.split("/")[1] for n, some in found.items() for d in some},
+        }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    settings = parse(arguments)
-    if settings.child:
-        return child(settings)
+    parser = harness.model_arguments(__doc__, rounds=20)
+    parser.add_argument("--budgets", type=float, nargs="+", default=list(BUDGETS), metavar="S")
+    parser.add_argument(
+        "--every", nargs="+", default=[], metavar="NAME", help="candidates of the longest budget"
+    )
+    parser.add_argument("--minutes", type=float, help="begin no measurement later than that")
+    settings = parser.parse_args(arguments)
     console = harness.announce()
     try:
         models = chosen(settings)
-        kept = Recorded(settings.json, "tuning_time", context(settings))
+        kept = Recorded(settings, "tuning_time", ("scale", "batch", "rounds", "every"))
     except (ValueError, ResultError) as error:
-        console.print(f"[red]{error}[/]", highlight=False)
-        return 2
+        return harness.refused(error, console)
     # All budgets of a model, then the next: what is kept of an interrupted run can be compared.
     names = [f"{model}/{budget:g}" for model in models for budget in settings.budgets]
-    left = measure_left(names, kept, lambda n: in_a_process(n, settings), console, settings.minutes)
+    kept.measure_left(names, lambda name: in_a_process(name, settings), console)
     console.print(table(models, settings.budgets, kept.results))
-    found = problems(models, settings.budgets, kept.results)
-    for text in found:
-        console.print(f"[red]{text}[/]", highlight=False)
-    if left:
-        console.print(f"{left} are left" + "; the same command goes on" * bool(settings.json))
-    return 1 if found else 0
+    return kept.status(problems(models, settings.budgets, kept.results), console)
 
 
 def chosen(settings: argparse.Namespace) -> list[str]:
@@ -74,46 +82,35 @@ def chosen(settings: argparse.Namespace) -> list[str]:
     return harness.named_models(settings, SUITES)
 
 
-def context(settings: argparse.Namespace) -> dict[str, Any]:
-    """What results depend on."""
-    facts = {name: getattr(settings, name) for name in ("scale", "batch", "rounds", "every")}
-    return {**harness.environment(), **facts}
-
-
-def in_a_process(name: str, settings: argparse.Namespace) -> dict[str, Any]:
+def in_a_process(name: str, settings: argparse.Namespace) -> Any:
     """Tunes and times a model in a fresh process with empty caches."""
-    command = [__file__, "--child", name, "--scale", settings.scale]
-    command += ["--batch", str(settings.batch), "--rounds", str(settings.rounds)]
-    if settings.every and name.endswith(f"/{max(settings.budgets):g}"):
-        command += ["--every", *settings.every]
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {
-            "DYNAMO_BACKENDS_CACHE": f"{folder}/cache",
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
-        }
-        return harness.run_child(command, caches, _PATIENCE_S)
+    every = settings.every if name.endswith(f"/{max(settings.budgets):g}") else []
+    case = name, settings.scale, settings.batch, settings.rounds, every
+    return harness.call_apart(measured, *case, timeout_s=_PATIENCE_S)
 
 
 @torch.no_grad()
-def child(settings: argparse.Namespace) -> int:
-    """Measures one model with one budget and hands the figures back."""
-    suite, model, budget = settings.child.split("/")
-    case = harness.find_case(suite, model, settings.scale, settings.batch)
-    options = {"autotune": {"budget_s": float(budget), "candidates": tuple(settings.every)}}
-    (result,) = harness.measure_case(case, ["autotune"], rounds=settings.rounds, options=options)
+def measured(
+    name: str, scale: Any, batch: int, rounds: int, every: Sequence[str]
+) -> dict[str, Any]:
+    """The figures of one model with one budget."""
+    suite, model, budget = name.split("/")
+    case = harness.find_case(suite, model, scale, batch)
+    options = {"autotune": {"budget_s": float(budget), "candidates": tuple(every)}}
+    (result,) = harness.measure(
+        case.make(), case.inputs(), ["autotune"], rounds=rounds, options=options
+    )
     compiled, timing = result.compiled, result.timing
     if compiled is None or timing is None:
-        harness.hand_back(error=result.error or "its results are wrong")
-        return 0
+        return {"error": result.error or "its results are wrong"}
     ratio = timing.speedup
-    harness.hand_back(
-        speedup=ratio.value,
-        speedup_95=[ratio.low, ratio.high],
-        first_call_s=compiled.first_call_s,
-        chosen=sorted({r.chosen for r in compiled.reports if r.chosen}),
-        decisions=[d.to_dict() for d in Decisions().all()] if settings.every else [],
-    )
-    return 0
+    return {
+        "speedup": ratio.value,
+        "speedup_95": [ratio.low, ratio.high],
+        "first_call_s": compiled.first_call_s,
+        "chosen": sorted({r.chosen for r in compiled.reports if r.chosen}),
+        "decisions": [d.to_dict() for d in Decisions().all()] if every else [],
+    }
 
 
 def mean(models: Sequence[str], budget: float, results: Results) -> float | None:
@@ -124,19 +121,15 @@ def mean(models: Sequence[str], budget: float, results: Results) -> float | None
 
 def table(models: Sequence[str], budgets: Sequence[float], results: Results) -> Table:
     """One line per model: speedup, seconds, and who was chosen with the longest budget."""
-    shown = Table(title="speedup over eager (seconds of the first call)", box=SIMPLE_HEAD)
-    shown.add_column("model")
-    for budget in budgets:
-        shown.add_column(f"{budget:g} s", justify="right")
-    shown.add_column("chosen")
+    lines = []
     for model in models:
         rows = [results.get(f"{model}/{budget:g}") for budget in budgets]
         names = ", ".join((rows[-1] or {}).get("chosen", ()))
-        shown.add_row(model.partition("/")[2], *map(cell, rows), names)
+        lines.append([model.partition("/")[2], *map(cell, rows), names])
     means = [mean(models, budget, results) for budget in budgets]
-    shown.add_section()
-    shown.add_row("geometric mean", *("-" if m is None else f"{m:.2f}" for m in means), "")
-    return shown
+    lines.append(["geometric mean", *("-" if m is None else f"{m:.2f}" for m in means), ""])
+    heads = "model", *(f"{budget:g} s" for budget in budgets), "chosen"
+    return harness.table(heads, lines, "speedup over eager (seconds of the first call)")
 
 
 def published(content: Mapping[str, Any]) -> list[Table | str]:
@@ -168,18 +161,6 @@ def problems(models: Sequence[str], budgets: Sequence[float], results: Results) 
     if short is not None and longest is not None and short < OF_LONGEST * longest:
         found.append(f"{JUDGED_S} s find {short / longest:.0%} of the speed of {max(budgets):g} s")
     return found
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.model_arguments(__doc__, rounds=20)
-    parser.add_argument("--budgets", type=float, nargs="+", default=list(BUDGETS), metavar="S")
-    parser.add_argument(
-        "--every", nargs="+", default=[], metavar="NAME", help="candidates of the longest budget"
-    )
-    parser.add_argument("--minutes", type=float, help="begin no measurement later than that")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -71,23 +71,14 @@ EXTRA = (
 
 @dataclass(frozen=True)
 class Row:
-    """What came out for one convolution.
-
-    Attributes:
-        name: Of the convolution.
-        chosen: The program that the rules choose.
-        best: The fastest one.
-        ratio: The chosen one's median over that of the best.
-        ratio_low: Lower end of its 95% confidence interval.
-        milliseconds: Medians by program, torch's among them.
-    """
+    """What came out for one convolution."""
 
     name: str
-    chosen: str
-    best: str
-    ratio: float
-    ratio_low: float
-    milliseconds: dict[str, float]
+    chosen: str  # by the rules
+    best: str  # the fastest program
+    ratio: float  # the chosen one's median over that of the best
+    ratio_low: float  # lower end of its 95% confidence interval
+    milliseconds: dict[str, float]  # medians by program, torch's among them
 
     @property
     def passed(self) -> bool:
@@ -108,12 +99,8 @@ def measure(name: str, rounds: int) -> Row:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((BATCH, size, size, c_in), np.float32)
     w = generator.standard_normal((c_out, c_in // groups, k, k), np.float32)
-    options: dict[str, Any] = {
-        "stride": (stride,) * 2,
-        "padding": (padding,) * 2,
-        "dilation": (1, 1),
-        "groups": groups,
-    }
+    options: dict[str, Any] = {"stride": (stride,) * 2, "padding": (padding,) * 2}
+    options |= {"dilation": (1, 1), "groups": groups}
     xj, wj = jax.numpy.asarray(x), jax.numpy.asarray(w)
     shape = ConvShape.of(xj, wj, **options)
     chosen = choose_rule(shape).program.name
@@ -136,27 +123,28 @@ def measure(name: str, rounds: int) -> Row:
 
 def table(rows: Sequence[Row]) -> Table:
     """One line per convolution."""
-    found = Table(title=f"convolution programs on CPU, float32, batch {BATCH}, medians in ms")
-    for heading in ("convolution", *TORCHS, "chosen", "ms", "best", "ms", "ratio", ""):
-        found.add_column(heading, justify="left" if heading in ("chosen", "best") else "right")
+    lines = []
     for row in rows:
         of = row.milliseconds
-        found.add_row(
+        lines.append([
             row.name, *(f"{of[kind]:.2f}" for kind in TORCHS), row.chosen, f"{of[row.chosen]:.2f}",
             row.best, f"{of[row.best]:.2f}", f"{row.ratio:.2f}",
             "[green]pass[/]" if row.passed else "[red]FAIL[/]",
-        )  # fmt: skip
-    return found
+        ])  # fmt: skip
+    heads = "convolution", *TORCHS, "chosen", "ms", "best", "ms", "ratio", ""
+    title = f"convolution programs on CPU, float32, batch {BATCH}, medians in ms"
+    return harness.table(heads, lines, title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; returns the exit status."""
-    settings = parse(arguments)
+    parser = harness.arguments(__doc__, rounds=20)
+    parser.add_argument("--only", default="", help="measure the rows whose name contains this")
+    settings = parser.parse_args(arguments)
     console = harness.announce()
     names = [name for name in ROWS if settings.only in name]
     if not names:
-        console.print(f"no row is named like {settings.only!r}; there are: {', '.join(ROWS)}")
-        return 2
+        text = f"no row is named like {settings.only!r}; there are: {', '.join(ROWS)}"
+        return harness.refused(text, console)
     rows = [measure(n, settings.rounds) for n in track(names, console=console, transient=True)]
     console.print(table(rows))
     if settings.json:
@@ -165,13 +153,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     passed = sum(row.passed for row in rows)
     console.print(f"{passed} of {len(rows)} rows pass; mean ratio {mean:.3f}")
     return int(passed < len(rows))
-
-
-def parse(arguments: Sequence[str] | None) -> Any:
-    """Parses the command line."""
-    parser = harness.arguments(__doc__, rounds=20)
-    parser.add_argument("--only", default="", help="measure the rows whose name contains this")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

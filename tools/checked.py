@@ -13,14 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends.conformance.outcomes import (
-    FAILURES,
-    GROUPS,
-    STATUSES,
-    UNTRIED,
-    Group,
-    Outcome,
-)
+from dynamo_backends.conformance.outcomes import FAILURES, GROUPS, STATUSES, UNTRIED, Group, Outcome
 from dynamo_backends.conformance.pages import reasons_table, table
 
 ROOT = Path(__file__).parents[1]

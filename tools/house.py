@@ -31,22 +31,13 @@ WHEN: Mapping[When, str] = {
 
 @dataclass(frozen=True)
 class Module:
-    """One file.
-
-    Attributes:
-        lines: Of it.
-        code: Those of them that are neither empty, nor comments, nor docstrings.
-        functions: The name of each function, with how many lines it has, its docstring among them.
-        imports: What it imports, and when that happens: when it is loaded, when one of its
-            functions is called, or only when types are checked.
-        names: How often each private name is used, where it is not defined.
-    """
+    """One file."""
 
     lines: int
-    code: int
-    functions: tuple[tuple[str, int], ...]
-    imports: frozenset[tuple[str, When]]
-    names: Mapping[str, int]
+    code: int  # lines that are neither empty, nor comments, nor docstrings
+    functions: tuple[tuple[str, int], ...]  # each with its lines, its docstring among them
+    imports: frozenset[tuple[str, When]]  # what, and when that happens
+    names: Mapping[str, int]  # how often each private name is used, where it is not defined
 
 
 def read(package: Path) -> dict[str, Module]:

@@ -72,13 +72,7 @@ NOTHING = "No run has been recorded yet.\n"
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of versions.
-
-    Attributes:
-        python: Such as "3.12".
-        torch: Such as "2.15.0".
-        jax: Such as "0.10.2"; empty: that of constraints.txt.
-    """
+    """One combination of versions such as "3.12", "2.15.0", and "": jax's of constraints.txt."""
 
     python: str
     torch: str
@@ -150,15 +144,8 @@ def _run(settings: argparse.Namespace) -> Iterable[Row]:
     interpreters = {version: path for path in pythons if (version := _version(path))}
     for cell in cells(interpreters, settings.torch or TORCHES, settings.jax or JAXES):
         print(f"== Python {cell.python}, torch {cell.torch}, jax {cell.jax or 'pinned'}")
-        name = named(settings.tests)
+        name = "all" if tests == ["tests"] else " ".join(settings.tests) or "a share"
         yield _tested(cell, interpreters[cell.python], tests, name, settings.workers)
-
-
-def named(tests: Sequence[str]) -> str:
-    """What the page calls the tests that were asked for."""
-    if list(tests) == ["tests"]:
-        return "all"
-    return " ".join(tests) or "a share"
 
 
 def cells(pythons: Iterable[str], torches: Iterable[str], jaxes: Iterable[str]) -> list[Cell]:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dynamo_backends.bench.suites import find_cases, suite
 
 
-def arguments(summary: str, rounds: int) -> argparse.ArgumentParser:
+def arguments(summary: str, rounds: int | None = None) -> argparse.ArgumentParser:
     """A parser with the options of everything that measures.
 
     Args:
         summary: What the program measures; its docstring, of which the first line is shown.
-        rounds: How many samples are taken by default.
+        rounds: How many samples are taken by default; None: there is no such option.
     """
     parser = argparse.ArgumentParser(description=summary.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=rounds, help="samples of each")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="samples of each")
     parser.add_argument("--json", metavar="FILE", help="save the results")
     return parser
 
@@ -22,29 +23,13 @@ def arguments(summary: str, rounds: int) -> argparse.ArgumentParser:
 def model_arguments(
     summary: str, rounds: int, models: Sequence[str] | None = None
 ) -> argparse.ArgumentParser:
-    """A parser with the options that choose models and their sizes.
-
-    Args:
-        summary: See `arguments`.
-        rounds: The same.
-        models: Their names by default; None: all.
-    """
+    """A parser with the options that choose models, by default `models` or all, and their sizes."""
     parser = arguments(summary, rounds)
     parser.add_argument(
         "--models", nargs="+", metavar="NAME", default=models, help="only these models"
     )
     parser.add_argument("--scale", default="bench", choices=["bench", "test"], help="model sizes")
     parser.add_argument("--batch", type=int, default=4)
-    return parser
-
-
-def process_arguments(summary: str) -> argparse.ArgumentParser:
-    """A parser for one model on one backend, measured in processes of their own: children."""
-    parser = arguments(summary, rounds=3)
-    parser.add_argument("--model", default="resnet50", help="of the classic suite")
-    parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--backend", default="openxla")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Training steps of `plain.Encoder` as one would write them by hand for `jax.jit`."""
+"""Training steps of `networks.Encoder` as one would write them by hand for `jax.jit`."""
 
 import functools
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import plain
+from networks import Encoder
 
 Parameters = dict[str, jax.Array]
 
@@ -18,13 +18,10 @@ Parameters = dict[str, jax.Array]
 class HandWrittenSteps:
     """AdamW on the cross entropy of an encoder's scores; its arrays are donated.
 
-    Args:
-        model: Whose parameters are copied.
-        optimizer: Whose hyperparameters are taken.
-        device: Of jax.
+    Parameters are copies of the model's, hyperparameters those of the optimizer.
     """
 
-    def __init__(self, model: plain.Encoder, optimizer: torch.optim.AdamW, device: Any):
+    def __init__(self, model: Encoder, optimizer: torch.optim.AdamW, device: Any):
         self._device = device
         heads = model.heads
         named = {name: _array(name, p) for name, p in model.named_parameters()}
@@ -32,16 +29,14 @@ class HandWrittenSteps:
         zeros = jax.tree.map(jnp.zeros_like, parameters)
         self._state: Any = parameters, zeros, jax.tree.map(jnp.copy, zeros), self._put(0.0)
         loss = functools.partial(loss_of, heads=heads, layers=len(model.layers))
-        update = functools.partial(adamw, **_hyperparameters(optimizer))
+        group = optimizer.param_groups[0]
+        update = functools.partial(
+            adamw, **{name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        )
         self._step = jax.jit(functools.partial(_step, loss, update), donate_argnums=(0,))
 
     def __call__(self, ids: np.ndarray, targets: np.ndarray) -> jax.Array:
-        """Takes a step; returns its loss, which may not be computed yet.
-
-        Args:
-            ids: Of shape (batch, length).
-            targets: Of the same shape.
-        """
+        """Takes a step; returns its loss, which may not be computed yet."""
         self._state, loss = self._step(self._state, self._put(ids), self._put(targets))
         return loss
 
@@ -54,11 +49,6 @@ def _array(name: str, parameter: Tensor) -> np.ndarray:
     values = parameter.detach().numpy()
     is_linear = name.endswith(".weight") and values.ndim == 2 and not name.startswith("words")
     return np.array(values.T if is_linear else values, order="C")
-
-
-def _hyperparameters(optimizer: torch.optim.AdamW) -> dict[str, Any]:
-    group = optimizer.param_groups[0]
-    return {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
 
 
 def _step(loss: Any, update: Any, state: Any, ids: jax.Array, targets: jax.Array) -> Any:
@@ -110,16 +100,7 @@ def adamw(
     eps: float,
     weight_decay: float,
 ) -> Any:
-    """The state after an update.
-
-    Args:
-        state: Parameters, the averages of gradients and of their squares, and how many steps.
-        gradients: Of the parameters.
-        lr: Learning rate.
-        betas: Of the averages.
-        eps: Beside the root of the average of squares.
-        weight_decay: Decoupled.
-    """
+    """The state after an update: parameters, averages of gradients and of their squares, steps."""
     parameters, averages, squares, count = state
     count = count + 1
     first, second = (1 - beta**count for beta in betas)

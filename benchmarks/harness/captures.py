@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.aot.step.program import record_program
-from harness.processes import hand_back
+from harness.report import table as make_table
 
 PARAMETERS = (100, 200, 400, 1000)
 PHASES = ("record", "functionalize", "passes", "compile", "rest")
@@ -46,8 +45,8 @@ class Block(nn.Module):
         return result
 
 
-def child(parameters: int, backend: str) -> int:
-    """Takes two steps, of which the second one is compiled, and hands its CPU seconds back."""
+def measured(parameters: int, backend: str) -> dict[str, float]:
+    """Takes two steps, of which the second one is compiled: its CPU seconds."""
     torch.manual_seed(0)
     model = net(parameters)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
@@ -75,8 +74,7 @@ def child(parameters: int, backend: str) -> int:
     step(x)
     seconds["rest"] = time.process_time() - start - sum(seconds.values())
     assert step.compilations == 1, step.reasons
-    hand_back(**seconds)
-    return 0
+    return seconds
 
 
 def _time(seconds: dict[str, float], phase: str, owner: Any, name: str) -> None:
@@ -101,14 +99,13 @@ def capture_seconds(row: Mapping[str, float]) -> float:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """One line per backend and number of parameters."""
-    shown = Table(title="CPU seconds of a first compiled step, AdamW", box=SIMPLE_HEAD)
-    for column in ("backend", "parameters", *PHASES, "capture"):
-        shown.add_column(column, justify="right")
-    for row in rows:
-        seconds = [f"{row[phase]:.2f}" for phase in PHASES]
-        name = row["backend"], str(row["parameters"])
-        shown.add_row(*name, *seconds, f"{capture_seconds(row):.2f}")
-    return shown
+    cells = [
+        [row["backend"], str(row["parameters"]), *(f"{row[phase]:.2f}" for phase in PHASES),
+         f"{capture_seconds(row):.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    heads = "backend", "parameters", *PHASES, "capture"
+    return make_table(heads, cells, "CPU seconds of a first compiled step, AdamW")
 
 
 def problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,5 +1,6 @@
 """How long compiling models takes: cold, with known verdicts, in a second process, and by hand."""
 
+import functools
 import os
 import shutil
 import tempfile
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dynamo_backends.bench.exports import EXPORTS
@@ -19,7 +19,8 @@ from dynamo_backends.bench.suites import ModelCase, find_cases, suite
 from dynamo_backends.bench.suites.case import image
 from dynamo_backends.bench.torchvision_shim import import_torchvision
 from harness.kept import Results
-from harness.processes import hand_back, run_child
+from harness.processes import caches_in, call_apart
+from harness.report import table as make_table
 from harness.runner import compile_model
 
 BY_HAND = {"onnxrt": "export:onnxruntime", "ov": "export:openvino"}
@@ -41,19 +42,16 @@ _PATIENCE_S = 1200.0
 
 def cases(batch: int) -> list[ModelCase]:
     """The twelve models."""
-
-    def later(name: str) -> ModelCase:
-        build = lambda: getattr(import_torchvision().models, name)()  # noqa: E731
-        return ModelCase(name, build, image(batch, 224), frozenset({"conv"}))
-
-    return [*suite("classic", "bench", batch), *map(later, LATER)]
+    models, conv = import_torchvision().models, frozenset({"conv"})
+    builds = {name: functools.partial(models.get_model, name, weights=None) for name in LATER}
+    later = [ModelCase(name, build, image(batch, 224), conv) for name, build in builds.items()]
+    return [*suite("classic", "bench", batch), *later]
 
 
-def in_processes(program: str, name: str, batch: int) -> dict[str, Any]:
+def in_processes(name: str, batch: int) -> dict[str, Any]:
     """Compiles a model in one process after the other: seconds, of processors too, and stages.
 
     Args:
-        program: The file of the benchmark.
         name: Of the model, "/", and who compiles it.
         batch: Images per call.
 
@@ -63,23 +61,17 @@ def in_processes(program: str, name: str, batch: int) -> dict[str, Any]:
     who = name.rpartition("/")[2]
     with tempfile.TemporaryDirectory() as folder:
         # Inductor keeps its precompiled header in the folder for temporary files.
-        caches = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
-            "TRITON_CACHE_DIR": f"{folder}/triton",
-            "DYNAMO_BACKENDS_CACHE": f"{folder}/cache",
-            "TMPDIR": folder,
-        }
+        caches = caches_in(folder) | {"TMPDIR": folder}
 
-        def start() -> dict[str, Any]:
-            command = [program, "--table", "--child", name, "--batch", str(batch)]
-            return run_child(command, caches, _PATIENCE_S)
+        def start() -> Any:
+            return call_apart(measured, name, batch, environment=caches, timeout_s=_PATIENCE_S)
 
         found = {"cold": start()}
         if who in EXPORTS:
             return found
         found["second"] = start()
         if who in BY_HAND:
-            for kept in Path(folder, "cache").iterdir():
+            for kept in Path(caches["DYNAMO_BACKENDS_CACHE"]).iterdir():
                 if kept.is_file():
                     kept.unlink()
                 elif kept.name not in _KNOWN:
@@ -89,8 +81,8 @@ def in_processes(program: str, name: str, batch: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def child(name: str, batch: int) -> int:
-    """Compiles and calls a model once, and hands the seconds back."""
+def measured(name: str, batch: int) -> dict[str, Any]:
+    """Compiles and calls a model once: seconds."""
     model_name, _, who = name.partition("/")
     (case,) = find_cases(cases(batch), [model_name])
     model, inputs = case.make(), case.inputs()
@@ -102,8 +94,7 @@ def child(name: str, batch: int) -> int:
         for report in compile_model(model, inputs, who).reports:
             for stage, seconds in report.stage_seconds.items():
                 stages[stage] = stages.get(stage, 0.0) + seconds
-    hand_back(s=time.perf_counter() - start, cpu_s=_cpu_s() - cpu_start, stages=stages)
-    return 0
+    return {"s": time.perf_counter() - start, "cpu_s": _cpu_s() - cpu_start, "stages": stages}
 
 
 def _cpu_s() -> float:
@@ -112,15 +103,9 @@ def _cpu_s() -> float:
 
 def table(models: Sequence[str], results: Results) -> Table:
     """One line per model: seconds of each way."""
-    shown = Table(
-        title="seconds of a first call: cold / verdicts known / second process", box=SIMPLE_HEAD
-    )
-    shown.add_column("model")
-    for who in WHO:
-        shown.add_column(who, justify="right")
-    for model in models:
-        shown.add_row(model, *(_cell(results.get(f"{model}/{who}")) for who in WHO))
-    return shown
+    title = "seconds of a first call: cold / verdicts known / second process"
+    rows = [[m, *(_cell(results.get(f"{m}/{who}")) for who in WHO)] for m in models]
+    return make_table(("model", *WHO), rows, title)
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
@@ -132,13 +117,9 @@ def _cell(row: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class Limit:
-    """How long one way may take, as a part of another one.
+    """How long one way (who compiles, in which process) may take, as a part of another one.
 
-    Attributes:
-        way: Who compiles, and in which process.
-        other: What it is compared with.
-        text: That in words.
-        most: The largest part in the geometric mean.
+    `text` is the other one in words, `most` the largest part in the geometric mean.
     """
 
     way: tuple[str, str]
@@ -165,16 +146,15 @@ class Limit:
 
 def limits() -> list[Limit]:
     """All there are."""
-    by_hand = [
-        Limit((name, "cold"), (hand, "cold"), "as exporting and loading by hand", OF_BY_HAND)
-        for name, hand in BY_HAND.items()
+    by_hand = "as exporting and loading by hand"
+    return [
+        *(Limit((n, "cold"), (hand, "cold"), by_hand, OF_BY_HAND) for n, hand in BY_HAND.items()),
+        *(
+            Limit((n, "cold"), ("inductor", "cold"), "as inductor", x)
+            for n, x in OF_INDUCTOR.items()
+        ),
+        *(Limit((n, "second"), (n, "cold"), "in a second process", OF_COLD) for n in CACHING),
     ]
-    compilers = [
-        Limit((name, "cold"), ("inductor", "cold"), "as inductor", most)
-        for name, most in OF_INDUCTOR.items()
-    ]
-    later = [Limit((n, "second"), (n, "cold"), "in a second process", OF_COLD) for n in CACHING]
-    return [*by_hand, *compilers, *later]
 
 
 def means(models: Sequence[str], results: Results) -> list[str]:

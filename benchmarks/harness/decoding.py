@@ -1,8 +1,6 @@
 """What generation with compiled models is checked and measured by."""
 
 import copy
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynamo_backends
 from dynamo_backends import _torch_private as private
+from dynamo_backends.bench.statistics import time_candidates
 from dynamo_backends.bench.suites.generators import ARCHITECTURES, Prompt, generate
 from dynamo_backends.pipeline import background
 
@@ -34,26 +33,12 @@ def compiled_model(model: Any, backend: Any) -> Any:
 
 def timed(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
     """Medians of seconds; the runs take turns, after one of each."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(s) for name, s in seconds.items()}
+    timings = time_candidates(runs, rounds, warmup=1, lead_in=0, pause_s=0.0)
+    return {name: timing.median for name, timing in timings.items()}
 
 
 class Copies(TorchDispatchMode):
-    """Counts what torch makes or writes that is as large as a layer's keys.
-
-    Args:
-        elements: So large.
-
-    Attributes:
-        count: How many.
-    """
+    """Counts tensors of at least so many elements that torch makes or writes."""
 
     def __init__(self, elements: int):
         super().__init__()
@@ -61,7 +46,6 @@ class Copies(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Counts a call."""
         result = func(*args, **(kwargs or {}))
         written = [] if func.is_view else _written(func, args, result)
         self.count += sum(isinstance(t, Tensor) and t.numel() >= self._elements for t in written)
@@ -77,21 +61,13 @@ def _written(func: Any, args: Sequence[Any], result: Any) -> list[Any]:
 
 
 class Watched:
-    """A backend whose graphs run under a dispatch mode, if one is given.
-
-    Args:
-        name: Of the backend.
-
-    Attributes:
-        mode: The mode.
-    """
+    """A backend whose graphs run under a dispatch mode, if one is set."""
 
     def __init__(self, name: str):
         self._backend = private.lookup_backend(name)
         self.mode: TorchDispatchMode | None = None
 
     def __call__(self, gm: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-        """Compiles a graph."""
         function = self._backend(gm, inputs)
 
         def call(*args: Any) -> Any:
@@ -115,18 +91,12 @@ class Watched:
 def check(
     model: Any, backend: str, cache: str, prompts: Sequence[Prompt], tokens: int
 ) -> dict[str, int]:
-    """What is not as it should be.
-
-    Args:
-        model: Of the dtype in which tokens are to be eager's.
-        backend: Name of the backend.
-        cache: See `generate`.
-        prompts: In one bucket.
-        tokens: So many are generated for each.
+    """What is not as it should be, when tokens are generated for prompts in one bucket.
 
     Returns:
-        "wrong": tokens that are not eager's; "late": graphs that Dynamo captured and executables
-        of this package that were made after the first prompt; "in_eager": operators, of all graphs.
+        "wrong": tokens that are not eager's in the model's dtype; "late": graphs that Dynamo
+        captured and executables of this package that were made after the first prompt; "in_eager":
+        operators, of all graphs.
     """
     compiled = compiled_model(model, backend)
     dtype = next(model.parameters()).dtype
@@ -150,15 +120,9 @@ def _floats(prompt: Prompt, dtype: torch.dtype) -> Prompt:
 def check_and_time(
     name: str, backend: str, cache: str, size: tuple[int, int], tokens: int, rounds: int
 ) -> dict[str, Any]:
-    """What `check` says of a model, and tokens per second in float32, eager's beside.
+    """What `check` says of an architecture, and tokens per second in float32, eager's beside.
 
-    Args:
-        name: Of the architecture.
-        backend: Name of the backend.
-        cache: See `generate`.
-        size: Layers and features.
-        tokens: So many are generated for each prompt.
-        rounds: So often generation is timed; 0: it is not.
+    `size` is layers and features; without rounds generation is not timed.
     """
     architecture = ARCHITECTURES[name]
     model = architecture.make(*size)
@@ -185,34 +149,27 @@ class Step:
 
     Args:
         model: Whose forward is compiled.
-        length: Of the static cache.
-
-    Attributes:
-        repeat: How many steps a call makes.
-        bytes: Of the cache.
-        elements: Of one layer's keys.
-        seen: Views of the cache that are held here; the backend sees them, too.
+        length: Of the static cache, which has `bytes`, and `elements` in one layer's keys.
     """
 
-    repeat = 16
+    repeat = 16  # steps that a call makes
 
     def __init__(self, model: Any, length: int):
         from transformers import StaticCache
 
         self._model = model
-        self._cache: Any = StaticCache(config=model.config, max_cache_len=length)
         config = model.config
+        self._cache: Any = StaticCache(config=config, max_cache_len=length)
         heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
         self._cache.early_initialization(1, heads, size, torch.float32, torch.device("cpu"))
         self._mask = torch.zeros(1, 1, 1, length)
         self._token = torch.ones(1, 1, dtype=torch.int64)
         self.bytes = sum(x.keys.nbytes + x.values.nbytes for x in self._cache.layers)
         self.elements = self._cache.layers[0].keys.numel()
-        self.seen: list[Tensor] = []
 
     def share(self) -> None:
         """Has the cache seen by others, so that it can only be updated by copying it."""
-        self.seen = [t.detach() for x in self._cache.layers for t in (x.keys, x.values)]
+        self._seen = [t.detach() for x in self._cache.layers for t in (x.keys, x.values)]
 
     @torch.no_grad()
     def __call__(self) -> None:
@@ -239,8 +196,8 @@ def speed(
     Args:
         column: Name of a backend, or "eager"; `COPYING` after it.
         size: Layers and features.
-        tokens: So many are generated.
-        rounds: So often all is measured.
+        tokens: How many are generated.
+        rounds: Samples of each.
         length: Of the static cache.
     """
     name, copying, _ = column.partition(COPYING)
@@ -255,9 +212,8 @@ def speed(
     read, weights = _streaming(model)
     runs: dict[str, Callable[[], Any]] = {"step": step, "stream": read}
     if not copying:
-        runs["generate"] = lambda: generate(
-            compiled, prompt, tokens, "static", max_cache_len=length
-        )
+        how = {"max_cache_len": length}
+        runs["generate"] = lambda: generate(compiled, prompt, tokens, "static", **how)
     with dynamo_backends.record() as reports:
         seconds = timed(runs, rounds)
     copies = None
@@ -289,9 +245,8 @@ def _statistics(reports: Sequence[Any]) -> dict[str, float]:
     programs = [getattr(r.executable, "static_program", None) for r in reports]
     blocks = [b for p in programs if p is not None for b in p.blocks]
     mains = [main for b in blocks if (main := getattr(b.executable, "main", None)) is not None]
-    found = [
-        m.get_compiled_memory_stats() for m in mains if hasattr(m, "get_compiled_memory_stats")
-    ]
+    named = "get_compiled_memory_stats"
+    found = [getattr(main, named)() for main in mains if hasattr(main, named)]
     if not found:
         return {}
     decoding = min(found, key=lambda s: s.temp_size_in_bytes)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -30,7 +29,8 @@ from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import GraphReport, record
-from harness.report import environment_line, save_json
+from harness.report import environment_line, refused, save_json
+from harness.report import table as make_table
 
 SINGLE = ("inductor_freezing", "onnxrt", "ov")
 """Float32 candidates, and those that have int8."""
@@ -56,27 +56,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Int8Row:
-    """What came of one model.
-
-    Attributes:
-        model: Its name.
-        eager_ms: Median of a call.
-        float32: By backend, eager's median over its own.
-        ratio: Eager's median over that of autotune in int8.
-        chosen: Whom that chose.
-        cosine: Mean cosine with eager on the batch that nobody has seen.
-        tuning_s: Seconds of the first call.
-        error: What failed; empty: nothing.
-    """
+    """What came of one model."""
 
     model: str
-    eager_ms: float = 0.0
-    float32: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    ratio: float = 0.0
-    chosen: str = ""
-    cosine: float = 0.0
-    tuning_s: float = 0.0
-    error: str = ""
+    eager_ms: float = 0.0  # median of a call
+    float32: Mapping[str, float] = dataclasses.field(default_factory=dict)  # speedup by backend
+    ratio: float = 0.0  # speedup of autotune in int8
+    chosen: str = ""  # whom that chose
+    cosine: float = 0.0  # mean, with eager on the batch that nobody has seen
+    tuning_s: float = 0.0  # of the first call
+    error: str = ""  # what failed
 
     @property
     def best(self) -> float:
@@ -96,13 +85,11 @@ def run(settings: Any, backends: Sequence[str], console: Console) -> int:
     rows: list[Int8Row] = []
     for name in settings.models or SUBJECTS:
         if name not in SUBJECTS:
-            console.print(f"[red]there is no model {name}; there are {', '.join(SUBJECTS)}[/]")
-            return 2
+            return refused(f"there is no model {name}; there are {', '.join(SUBJECTS)}", console)
         try:
             subject = SUBJECTS[name](settings.scale, settings.batch)
         except ModuleNotFoundError as error:
-            console.print(f"[red]{error}[/]")
-            return 2
+            return refused(error, console)
         rows.append(measured(subject, backends, settings, console))
         if settings.json:
             kept = [asdict(row) for row in rows]
@@ -157,16 +144,14 @@ def _compiled(
 
 def table(rows: Sequence[Int8Row]) -> Table:
     """One line per model."""
-    found = Table(title="speedup over eager, int8, inference", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("model", "eager ms", "best float32", "int8", "int8 over that", "cosine", "chosen"):
-        found.add_column(name, justify="left" if name in ("model", "chosen") else "right")
-    for row in rows:
-        found.add_row(
-            row.model, f"{row.eager_ms:.1f}", f"{row.best:.2f}", f"{row.ratio:.2f}",
-            f"{row.ratio / row.best:.2f}", f"{row.cosine:.4f}", row.error or row.chosen,
-            style=None if row.passed else "red",
-        )  # fmt: skip
-    return found
+    lines = [
+        [row.model if row.passed else f"[red]{row.model}[/]", f"{row.eager_ms:.1f}",
+         f"{row.best:.2f}", f"{row.ratio:.2f}", f"{row.ratio / row.best:.2f}", f"{row.cosine:.4f}",
+         row.error or row.chosen]
+        for row in rows
+    ]  # fmt: skip
+    heads = "model", "eager ms", "best float32", "int8", "int8 over that", "cosine", "chosen"
+    return make_table(heads, lines, "speedup over eager, int8, inference")
 
 
 def published(content: Mapping[str, Any]) -> list[Table | str]:

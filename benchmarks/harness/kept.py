@@ -1,19 +1,20 @@
-"""Results of processes that measure one thing each: kept after every one, for the next run."""
+"""Results that are kept after each measurement, so that the same command goes on."""
 
 import json
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dynamo_backends.autotune.decisions import FORMAT
 from dynamo_backends.bench import results_files
+from dynamo_backends.bench.environment import environment
 from harness.processes import ChildError
 
 RUNNER = "BENCHMARK_RUNNER"
@@ -29,61 +30,77 @@ class Kept:
     """A file of results.
 
     Args:
-        path: Of the file, which is read if it exists, else made. None: nothing is kept.
+        settings: Of the command line: `json` is the path of the file, which is read if it exists;
+            None: nothing is kept.
         kind: What is measured.
-        context: What results depend on, to which the date is added; an existing file has to have
-            the same, but for the date.
+        names: Of the settings that results depend on, beside the environment. An existing file has
+            to have the same.
 
     Attributes:
         results: What was measured so far.
-        command: What was typed when the first of it was measured, but for where it is kept.
+        left: How many measurements remain.
 
     Raises:
         ResultError: The file is none of these, or belongs to another machine or other settings.
     """
 
-    def __init__(self, path: str | Path | None, kind: str, context: Mapping[str, Any]):
-        self.path = None if path is None else Path(path)
-        self.context = {"date": time.strftime("%Y-%m-%d"), **json.loads(json.dumps(context))}
+    def __init__(self, settings: Namespace, kind: str, names: Sequence[str]):
+        self._settings, self._kind = settings, kind
+        facts = {**environment(), **{name: getattr(settings, name) for name in names}}
+        self._context = {"date": time.strftime("%Y-%m-%d"), **json.loads(json.dumps(facts))}
+        self._command = typed(sys.argv)
         self.results: Results = {}
-        self.command = typed(sys.argv)
-        self._kind = kind
-        if self.path is not None and self.path.exists():
-            self._read(self.path)
+        self.left = 0
+        if settings.json and Path(settings.json).exists():
+            self._read(Path(settings.json))
 
     def _read(self, path: Path) -> None:
         content = results_files.read(path, self._kind)
         try:
-            self.results, found = content["results"], content["context"]
-        except KeyError as error:
+            self.results, found = dict(content["results"]), content["context"]
+        except (KeyError, TypeError, ValueError) as error:
             raise results_files.damaged(path, self._kind, error) from error
-        self.command = content.get("command", self.command)
-        results_files.check_context(path, found, self.context)
-
-    def add(self, name: str, result: Any) -> None:
-        """Keeps a result; the file appears whole or not at all."""
-        self.results[name] = result
-        if self.path is not None:
-            facts = {"command": self.command, "context": self.context}
-            content = {**facts, "results": self.results, **self.extra()}
-            results_files.write(self.path, self._kind, content)
+        self._command = content.get("command", self._command)
+        results_files.check_context(path, found, self._context)
 
     def extra(self) -> dict[str, Any]:
         """What else the file has, for other programs."""
         return {}
 
+    def measure_left(
+        self, names: Sequence[str], measure: Callable[[str], Any], console: Console
+    ) -> None:
+        """Measures what is not kept yet, or has failed, and keeps it.
 
-class Recorded(Kept):
-    """Autotune's decisions by suite/model/…, also in the form of `dynamo-backends cache export`."""
+        Args:
+            names: Of all there is to measure.
+            measure: Measures one; `ChildError` is kept as its error.
+            console: For the progress bar.
+        """
+        todo = [n for n in names if n not in self.results or self.results[n].get("error")]
+        self.left, start = len(todo), time.perf_counter()
+        minutes = getattr(self._settings, "minutes", None)
+        for name in _shown(todo, len(names), console):
+            if minutes is not None and time.perf_counter() - start > minutes * 60:
+                return
+            try:
+                self.results[name] = measure(name)
+            except ChildError as error:
+                self.results[name] = {"error": str(error)}
+            self.left -= 1
+            if self._settings.json:
+                facts = {"command": self._command, "context": self._context}
+                content = {**facts, "results": self.results, **self.extra()}
+                results_files.write(Path(self._settings.json), self._kind, content)
 
-    def extra(self) -> dict[str, Any]:
-        """See `Kept.extra`."""
-        found = {n: r["decisions"] for n, r in self.results.items() if r.get("decisions")}
-        return {
-            "format": FORMAT,
-            "decisions": [d for some in found.values() for d in some],
-            "models": {d["key"]: n.split("/")[1] for n, some in found.items() for d in some},
-        }
+    def status(self, problems: Sequence[str], console: Console) -> int:
+        """Prints problems and how much is left; returns the exit status, 1 with problems."""
+        for text in problems:
+            console.print(f"[red]{text}[/]", highlight=False)
+        if self.left:
+            more = "; the same command goes on" if self._settings.json else ""
+            console.print(f"{self.left} are left{more}")
+        return int(bool(problems))
 
 
 def typed(argv: Sequence[str]) -> str:
@@ -103,42 +120,11 @@ def typed(argv: Sequence[str]) -> str:
     return f"{os.environ.get(RUNNER, 'python')} {shlex.join(own)}"
 
 
-def measure_left(
-    names: Sequence[str],
-    kept: Kept,
-    measure: Callable[[str], Any],
-    console: Console,
-    minutes: float | None = None,
-) -> int:
-    """Measures what is not kept yet.
-
-    Args:
-        names: Of all there is to measure.
-        kept: Where results go.
-        measure: Measures one, in a process; `ChildError` is kept as its error.
-        console: For the progress bar.
-        minutes: None is begun later than so many minutes after the start; None: all are.
-
-    Returns:
-        How many remain.
-    """
-    left = [name for name in names if name not in kept.results]
-    start = time.perf_counter()
-    for done, name in enumerate(_shown(left, len(names), console)):
-        if minutes is not None and time.perf_counter() - start > minutes * 60:
-            return len(left) - done
-        try:
-            kept.add(name, measure(name))
-        except ChildError as error:
-            kept.add(name, {"error": str(error)})
-    return 0
-
-
-def _shown(left: Sequence[str], total: int, console: Console) -> Iterator[str]:
+def _shown(todo: Sequence[str], total: int, console: Console) -> Iterator[str]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("", total=total, completed=total - len(left))
-        for name in left:
+        task = progress.add_task("", total=total, completed=total - len(todo))
+        for name in todo:
             progress.update(task, description=name)
             yield name
             progress.advance(task)

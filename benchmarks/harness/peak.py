@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
+
+from harness.calls import seconds
 
 _RUNS = 15
 
@@ -19,21 +20,17 @@ class Products:
     """What a call multiplies, and how fast the processor can.
 
     Attributes:
-        gflop: Floating-point operations of matrix products and convolutions in a call, in 1e9, as
-            torch.utils.flop_counter counts those of eager, but for gradients of convolutions in
-            groups, of which it counts all channels.
-        peak: How many GFLOP/s the processor reached just after, see `peak_gflops`.
+        gflop: 1e9 operations of products and convolutions in a call, as torch.utils.flop_counter
+            counts those of eager, but for gradients of convolutions in groups, of which it counts
+            all channels.
+        peak: GFLOP/s that the processor reached just after, see `peak_gflops`.
     """
 
     gflop: float = 0.0
     peak: float = 0.0
 
     def limit(self, eager_ms: float) -> float | None:
-        """How much faster than eager a call is that does nothing but products, at the peak.
-
-        Args:
-            eager_ms: Milliseconds of a call in eager.
-        """
+        """How much faster than eager a call is that does nothing but products, at the peak."""
         return eager_ms / (self.gflop / self.peak * 1e3) if self.gflop and self.peak else None
 
 
@@ -83,9 +80,4 @@ def peak_gflops() -> float:
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_RUNS):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(seconds(function) for _ in range(_RUNS))

@@ -1,19 +1,62 @@
 """Measuring in processes of their own, where nothing is warm and memory starts from nothing."""
 
+import inspect
 import json
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dynamo_backends.workers import worker_process
 
 _MARK = "@measured "
+_BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 class ChildError(RuntimeError):
     """A measuring process failed; the message ends with what it printed."""
+
+
+def call_apart(
+    function: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    timeout_s: float = 600,
+) -> Any:
+    """Calls a function of a program in a fresh process with empty cache folders.
+
+    Args:
+        function: Of a module of benchmarks/. It returns what JSON can hold.
+        *arguments: What JSON can hold.
+        environment: Variables set in addition to this process's.
+        timeout_s: Seconds after which the process is ended.
+
+    Raises:
+        ChildError: It failed.
+    """
+    code = inspect.unwrap(function).__code__
+    module = Path(code.co_filename).resolve().relative_to(_BENCHMARKS).with_suffix("")
+    command = ["-m", "harness", ".".join(module.parts), code.co_name, json.dumps(arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {**caches_in(folder), **(environment or {})}
+        return run_child(command, variables, timeout_s)["result"]
+
+
+def result_apart(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> dict[str, Any]:
+    """As `call_apart`; of a process that failed {"error": the last line of what it printed}."""
+    try:
+        return dict(call_apart(function, *arguments, timeout_s=timeout_s))
+    except ChildError as error:
+        return {"error": str(error).splitlines()[-1]}
+
+
+def caches_in(folder: str) -> dict[str, str]:
+    """Variables that keep all caches in a folder."""
+    names = "DYNAMO_BACKENDS_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
+    return {name: f"{folder}/{name.lower()}" for name in names}
 
 
 def run_child(
@@ -49,16 +92,9 @@ def run_child(
     raise ChildError(f"{' '.join(arguments)}: exit status {done.returncode}\n{tail}")
 
 
-def result_of_child(
-    arguments: Sequence[str],
-    environment: Mapping[str, str] | None = None,
-    timeout_s: float = 600,
-) -> dict[str, Any]:
-    """As `run_child`; of a process that failed {"error": the last line of what it printed}."""
-    try:
-        return run_child(arguments, environment, timeout_s)
-    except ChildError as error:
-        return {"error": str(error).splitlines()[-1]}
+def hand_back(**values: Any) -> None:
+    """In the child: gives values that JSON can hold to the process that called `run_child`."""
+    print(_MARK + json.dumps(values), flush=True)
 
 
 def free_port() -> int:
@@ -66,8 +102,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def hand_back(**values: Any) -> None:
-    """In the child: gives values that JSON can hold to the process that called `run_child`."""
-    print(_MARK + json.dumps(values), flush=True)

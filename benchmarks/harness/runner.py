@@ -4,31 +4,27 @@ import copy
 import dataclasses
 import math
 import time
-import unittest.mock
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from dynamo_backends import Fallback, GraphReport, record
 from dynamo_backends import _torch_private as private
 from dynamo_backends.bench.accuracy import Accuracy, check
 from dynamo_backends.bench.statistics import time_candidates
-from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
+from dynamo_backends.bench.suites.case import Inputs, call
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.workers.statistics import Timing
 
 
 @dataclass
 class Compiled:
-    """A compiled model after its first call.
+    """A compiled model, `function`, after its first call.
 
     Attributes:
-        function: Call it like the model.
-        backend: Name of the backend.
         first_call_s: Seconds of `torch.compile` and the first call: capture, compilation, one run.
         graphs: How many graphs Dynamo captured.
         reports: What became of them; empty for a backend of another package.
@@ -51,11 +47,6 @@ class Compiled:
         return sum(r.ops_in_eager for r in self.reports) if self.reports else None
 
     @property
-    def backend_s(self) -> float | None:
-        """Seconds of the first call spent in the backend; None if it does not report."""
-        return sum(r.compile_seconds for r in self.reports) if self.reports else None
-
-    @property
     def fallbacks(self) -> list[Fallback]:
         """Operators that run in eager, with reasons."""
         return [fallback for report in self.reports for fallback in report.fallbacks]
@@ -63,16 +54,9 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Result:
-    """One model on one backend; times in seconds.
+    """One model on one backend, with the times of eager and of the compiled model.
 
-    Attributes:
-        model: Name of the model.
-        backend: Name of the backend.
-        eager: Times of eager; None if the backend failed.
-        timing: Times of the compiled model; None if the backend failed.
-        accuracy: Comparison with eager; None if the backend failed.
-        compiled: The compiled model; None if the backend failed.
-        error: Why the backend failed; empty if it did not.
+    What it has not is None, if the backend failed; `error` says why.
     """
 
     model: str
@@ -88,38 +72,6 @@ class Result:
         """Whether the backend ran the model and its results are right."""
         return self.accuracy is not None and self.accuracy.passed
 
-    def without_model(self) -> "Result":
-        """The same without the compiled code, which keeps the model's weights alive."""
-        if self.compiled is None:
-            return self
-        reports = [dataclasses.replace(r, executable=None) for r in self.compiled.reports]
-        compiled = dataclasses.replace(self.compiled, function=_released, reports=reports)
-        return dataclasses.replace(self, compiled=compiled)
-
-
-def _released(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("this result was kept without its model")
-
-
-def graph_arguments(report: GraphReport, run: Callable[[], Any]) -> list[Any]:
-    """What AOT Autograd gives a compiled graph.
-
-    Args:
-        report: Of the graph, which has static shapes.
-        run: A call of the compiled model.
-    """
-    graph = report.executable
-    program = graph.static_program
-    arguments: list[Any] = []
-
-    def watch(given: list[Any]) -> Any:
-        arguments.extend(given)
-        return program(given)
-
-    with unittest.mock.patch.object(graph, "_static", watch):
-        run()
-    return arguments
-
 
 def compile_model(
     model: nn.Module,
@@ -129,11 +81,11 @@ def compile_model(
     options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Compiled:
-    """Compiles a model through `torch.compile` and calls it once.
+    """Compiles a model through `torch.compile` and calls it once; the inputs are not changed.
 
     Args:
         model: The model.
-        inputs: Its arguments; not changed.
+        inputs: Its arguments.
         backend: Name of a Dynamo backend.
         options: The backend's options.
         **settings: Further arguments of `torch.compile`, such as `fullgraph`.
@@ -165,7 +117,6 @@ def measure(
     rounds: int = 20,
     budget_s: float = math.inf,
     options: Mapping[str, Mapping[str, Any]] | None = None,
-    synchronize: Callable[[], None] | None = None,
     on_step: Callable[[str], None] | None = None,
 ) -> list[Result]:
     """Compiles a model with each backend, checks each, and times the right ones interleaved.
@@ -181,7 +132,6 @@ def measure(
         rounds: Samples of each.
         budget_s: Seconds after which no further round begins, see `time_candidates`.
         options: By backend.
-        synchronize: Waits for an asynchronous device.
         on_step: Told what happens next: "compile <backend>", then "round" after each round.
     """
     tell = on_step or (lambda _: None)
@@ -189,20 +139,13 @@ def measure(
     torch.compiler.reset()
     for backend in backends:
         tell(f"compile {backend}")
-        results[backend] = _compile_and_check(
-            name, model, inputs, backend, (options or {}).get(backend)
-        )
+        given = (options or {}).get(backend)
+        results[backend] = _compile_and_check(name, model, inputs, backend, given)
     runs: dict[str, Callable[[], Any]] = {"eager": lambda: call(model, inputs)}
     for backend, result in results.items():
         if result.compiled is not None and result.passed:
             runs[f"compiled {backend}"] = _runner(result.compiled, inputs)
-    timings = time_candidates(
-        runs,
-        rounds,
-        budget_s=budget_s,
-        synchronize=synchronize,
-        on_round=lambda: tell("round"),
-    )
+    timings = time_candidates(runs, rounds, budget_s=budget_s, on_round=lambda: tell("round"))
     return [
         dataclasses.replace(
             result, eager=timings["eager"], timing=timings.get(f"compiled {backend}")
@@ -211,31 +154,12 @@ def measure(
     ]
 
 
-def measure_case(
-    case: ModelCase, backends: Sequence[str], device: str = "cpu", **how: Any
-) -> list[Result]:
-    """`measure` for a model of a suite, on a device."""
-    model = case.make().to(device)
-    inputs = to_device(case.inputs(), device)
-    return measure(model, inputs, backends, name=case.name, **how)
-
-
-def to_device(inputs: Inputs, device: str) -> Inputs:
-    """Moves every tensor among the inputs."""
-    moved: Inputs = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), inputs)
-    return moved
-
-
 def _runner(compiled: Compiled, inputs: Inputs) -> Callable[[], Any]:
     return lambda: call(compiled.function, inputs)
 
 
 def _compile_and_check(
-    name: str,
-    model: nn.Module,
-    inputs: Inputs,
-    backend: str,
-    options: Mapping[str, Any] | None,
+    name: str, model: nn.Module, inputs: Inputs, backend: str, options: Mapping[str, Any] | None
 ) -> Result:
     try:
         compiled = compile_model(model, inputs, backend, options=options)

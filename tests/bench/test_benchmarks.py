@@ -12,30 +12,23 @@ from dynamo_backends.bench.suites.case import ModelCase
 from tests.bench.made_up import failing, passing
 from tests.bench.programs import ROOT, load
 
-PROGRAMS = (
-    "xla_convolution",
-    "xla_simplifier",
-    "call_overhead",
-    "compile_time",
-    "cache_start",
-    "memory",
-    "allocators",
-    "training",
-    "training_memory",
-    "autotune",
-    "generation",
-    "scaling",
-    "tuning_time",
-    "background",
-    "device_steps",
-)
+PROGRAMS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_program_loads_and_has_defaults(name: str) -> None:
-    settings = load(f"benchmarks/{name}.py").parse([])
-    assert settings.rounds > 1
-    assert settings.json is None
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "networks"])
+def test_program_says_what_it_does_and_how_to_run_it(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = load(f"benchmarks/{name}.py")
+    if name == "gpu":  # which takes the options of `dynamo-backends bench`
+        assert "python benchmarks/gpu.py" in program.__doc__
+        return
+    with pytest.raises(SystemExit) as ended:
+        program.main(["--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert " ".join(program.__doc__.splitlines()[0].split()) in shown
+    assert f"python benchmarks/{name}.py" in program.__doc__
 
 
 def test_unknown_model_gets_help_and_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,9 +87,9 @@ def test_compilations_are_measured_one_by_one_and_judged_by_their_means(
     program, measured = load("benchmarks/compile_time.py"), []
     seconds = {"inductor": 10, "inductor_freezing": 5, "openxla": 2, "onnxrt": 5, "ov": 3}
 
-    def in_processes(_: str, name: str, batch: int) -> dict[str, Any]:
+    def in_processes(name: str, batch: int) -> dict[str, Any]:
         measured.append(name)
-        if name == "vgg16/ov":
+        if name == "vgg16/ov" and measured.count(name) < 3:
             raise harness.ChildError("planted")
         cold = seconds.get(name.partition("/")[2], 2)
         return {"cold": {"s": cold}, "second": {"s": 0.5 * cold}, "verdicts": {"s": 0.9 * cold}}
@@ -113,6 +106,11 @@ def test_compilations_are_measured_one_by_one_and_judged_by_their_means(
     row = {"cold": {"s": 5.0}, "second": {"s": 2.5}, "verdicts": {"s": 4.5}}
     assert program.compilations._cell(row) == "5.0 / 4.5 / 2.5"
     assert len(measured) == 14
+    program.main(flags)
+    assert "vgg16/ov: planted" in capsys.readouterr().out
+    program.main(flags)
+    assert "planted" not in capsys.readouterr().out
+    assert measured[14:] == ["vgg16/ov", "vgg16/ov"], "what failed is tried again"
     seconds["openxla"] = 4
     assert program.main(["--table", "--models", "alexnet"]) == 1
     assert "openxla takes 0.40 times as long as inductor" in capsys.readouterr().out
@@ -125,9 +123,8 @@ def test_training_goes_on_where_it_was_stopped_and_says_what_is_missed(
     program, measured = load("benchmarks/training.py"), []
     speedups = {"lstm": 0.9, "gpt2": 1.6, "bert": 1.6, "resnet18": 1.6}
 
-    def measure(name: str, settings: Any, note: Any) -> Any:
+    def measure(name: str, settings: Any) -> Any:
         measured.append(name)
-        note("planted")
         row = program.Row(name)
         for column in map(str, program.columns_of(settings.backends)):
             fast = {"eager": 1.0, "compile_step openxla": speedups[name]}.get(column, 0.8)
@@ -194,11 +191,6 @@ def test_tuning_beside_calls_says_which_target_is_missed(
     monkeypatch.setattr(program, "in_a_process", lambda name, _: results[name])
     assert program.main(["--scale", "test", "--models", "resnet18"]) == 0
     assert "11.0, 18.0" in " ".join(capsys.readouterr().out.split())
-
-
-def test_every_program_says_how_to_run_it() -> None:
-    for name in PROGRAMS:
-        assert f"python benchmarks/{name}.py" in (ROOT / f"benchmarks/{name}.py").read_text()
 
 
 def test_autotune_is_measured_beside_its_candidates_and_continued(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,21 +35,22 @@ def test_the_cache_is_copied_where_others_see_it_and_nowhere_else():
     assert alone["temporary_megabytes"] < alone["cache_megabytes"]
 
 
-def row(*cell: str, **found: object) -> dict[str, object]:
-    return {"cell": list(cell), "eager": 10.0, "compiled": 20.0, **found}
+def row(**found: object) -> dict[str, object]:
+    return {"eager": 10.0, "compiled": 20.0, **found}
 
 
 def test_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     program = load("benchmarks/generation.py")
-    measured: list[tuple[str, ...]] = []
+    measured: list[str] = []
 
-    def fails_once(settings: object, cell: tuple[str, ...]) -> dict[str, object]:
-        measured.append(cell)
-        if cell[3] == "ov" and len(measured) < 3:
-            return {"cell": list(cell), "error": "no memory"}
-        return row(*cell, wrong=0, late=int(cell[3] == "ov"), in_eager=2 * (cell[3] == "ov"))
+    def fails_once(settings: object, name: str) -> dict[str, Any]:
+        measured.append(name)
+        if name.endswith("/ov") and len(measured) < 3:
+            return {"error": "no memory"}
+        is_ov = name.endswith("/ov")
+        return row(wrong=0, late=int(is_ov), in_eager=2 * is_ov)
 
     monkeypatch.setattr(program, "in_a_process", fails_once)
     file = tmp_path / "results.json"
@@ -63,7 +65,8 @@ def test_a_run_goes_on(
     assert shown() == ["mamba", "default", "right", "fails"]
     assert program.main(flags) == 1
     assert shown() == ["mamba", "default", "right", "1 compiled late (2 in eager)"]
-    assert [cell[3] for cell in measured] == ["openxla", "ov", "ov"], "what failed is tried again"
+    tried = [name.rpartition("/")[2] for name in measured]
+    assert tried == ["openxla", "ov", "ov"], "what failed is tried again"
     assert program.main([*flags, "--rounds", "9"]) == 2
     assert "do not belong together" in " ".join(capsys.readouterr().out.split())
 
@@ -76,11 +79,11 @@ def test_what_is_not_timed_has_no_speed(monkeypatch: pytest.MonkeyPatch):
         return {"wrong": 0, "late": 0, "in_eager": 1}
 
     monkeypatch.setattr(decoding, "check", checked)
-    found = [
-        {"cell": ["tokens", "gpt2", "static", backend],
-         **decoding.check_and_time("gpt2", backend, "static", (1, 32), 2, 0)}
+    found = {
+        f"tokens/gpt2/static/{backend}":
+            decoding.check_and_time("gpt2", backend, "static", (1, 32), 2, 0)
         for backend in ("openxla", "ov")
-    ]  # fmt: skip
+    }  # fmt: skip
     assert dtypes == [torch.float64, torch.float32], "OpenVINO has no float64"
     table = load("benchmarks/generation.py").cells_table(found)
     assert [list(column.cells) for column in table.columns[5:]] == [["1"] * 2, *[["-"] * 2] * 4]
@@ -92,8 +95,9 @@ def test_the_second_part_is_of_each_length_and_compares_with_inductor(
     program = load("benchmarks/generation.py")
     steps = {"inductor": 20.0, "openxla": 10.0}
 
-    def measured(settings: object, cell: tuple[str, ...]) -> dict[str, object]:
-        return row(*cell, step_ms=steps[cell[3]], stream_ms=8.0, tokens=50.0, copies=0.0)
+    def measured(settings: object, name: str) -> dict[str, object]:
+        step_ms = steps[name.rpartition("/")[2]]
+        return row(step_ms=step_ms, stream_ms=8.0, tokens=50.0, copies=0.0)
 
     monkeypatch.setattr(program, "in_a_process", measured)
     assert program.main(["--parts", "speed", "--columns", "inductor", "openxla"]) == 0

@@ -5,12 +5,16 @@ import pytest
 
 from harness import (
     ChildError,
+    call_apart,
     peak_rss_bytes,
     reset_peak_rss,
-    result_of_child,
+    result_apart,
     rss_bytes,
     run_child,
 )
+from harness.arguments import named_models
+from harness.calls import milliseconds
+from tests.bench.programs import load
 
 HEAD = "import os\nfrom harness.processes import hand_back\n"
 
@@ -25,10 +29,15 @@ def test_failure_shows_what_the_child_said() -> None:
         run_child(["-c", HEAD + "hand_back(x=1)\nraise ValueError('bad luck')"])
 
 
+def test_functions_of_programs_are_called_apart() -> None:
+    assert call_apart(milliseconds, [1.0, 3.0], 50, 100) == [2000.0, 3000.0]
+    batches = load("benchmarks/memory.py").batches
+    assert call_apart(batches, "eager", 4, 0) == [4]
+
+
 def test_what_a_failed_child_said_last_can_be_its_result() -> None:
-    code = HEAD + "raise ValueError('bad luck')"
-    assert result_of_child(["-c", code]) == {"error": "ValueError: bad luck"}
-    assert result_of_child(["-c", HEAD + "hand_back(x=1)"]) == {"x": 1}
+    found = result_apart(named_models, None, ["lost"], timeout_s=60)
+    assert found["error"].startswith("AttributeError: 'NoneType' object has no attribute")
 
 
 def test_nothing_handed_back_is_a_failure() -> None:

@@ -15,7 +15,7 @@ from tests.bench.programs import load
 
 MIB = 2**20
 SETTINGS = {"batch": 4, "model": "resnet50", "backend": "onnxrt", "sizes": 0, "cpu": False}
-SETTINGS |= {"layers": 100, "calls": 1000, "exact": False}
+SETTINGS |= {"layers": 100, "calls": 1000, "exact": False, "python": ["replay", "frozen"]}
 
 
 def run(peak: int) -> dict[str, int]:
@@ -37,11 +37,6 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
         [{"model": "resnet50", "backend": "ov", "mib": 98.0, "starts": [
             {"imports": 1.0, "load": 0.1, "first": 0.2, "processor": 0.4, "dynamo": False}]}],
         ["resnet50", "ov", "1.00", "0.10", "0.20", "0.40", "no", "98"],
-    ),
-    "xla_simplifier": (
-        [{"part": "steps", "name": "bert", "milliseconds": [80.0, 84.0], "bytes": [102, 100],
-          "temporary_bytes": [12, 10]}],
-        ["steps", "bert", "80.00", "84.00", "1.050", "1.020", "1.200"],
     ),
     "call_overhead": (
         [{"mode": "no_grad", "eager_us": 9.0, "compiled_us": 8.0, "graph_us": 7.0, "alone_us": 6.0,
@@ -96,6 +91,10 @@ RESULTS: dict[str, tuple[Any, list[str]]] = {
           "times_eager": 1.5, "eager_p95_ms": 4.0, "times_exact": None, "growth": MIB, "wrong": 0}
          for column, cold, made in (("ov", 5.0, 3), ("inductor", 10.0, None))],
         ["ov", "5.0", "2.00", "0.50", "3", "1.0", "2.0", "3.0", "1.50", "4.0", "1", "0"],
+    ),
+    "step_overhead": (
+        [{"step": "mlp-sgd", "calls": 20, "replay": 75.0, "frozen": 20.4}],
+        ["mlp-sgd", "20", "75", "20"],
     ),
     "serving": (
         [{"way": way, "answers": 100, "failed": 0, "compilations": 0.0, "requests_a_second": speed,

@@ -1,6 +1,9 @@
 import io
 import json
+from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,8 +15,10 @@ from harness import (
     Result,
     Timing,
     environment,
+    report,
     results_table,
     save_json,
+    table,
 )
 
 
@@ -90,3 +95,25 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
         save_json(file, "inference", [object()])
     assert file.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_words_of_a_table_are_at_the_left_and_numbers_at_the_right() -> None:
+    made = table(("model", "kind", "ms"), [("net", "x", "1.0"), ("other", "y")], "title", left=2)
+    assert [column.justify for column in made.columns] == ["left", "left", "right"]
+    assert [list(column.cells) for column in made.columns][2] == ["1.0", ""]
+
+
+@pytest.mark.parametrize("name", [None, "results.json"])
+def test_what_is_printed_is_what_a_page_shows(name: str | None, tmp_path: Path) -> None:
+    def published(content: Mapping[str, Any]) -> list[str]:
+        return [f"{content['kind']}: {content['results']} of {content['settings']['model']}"]
+
+    console = Console(width=120, file=io.StringIO(), record=True)
+    file = str(tmp_path / name) if name else None
+    report(published, Namespace(model="net", json=file), "times", [1, 2], console)
+    assert console.export_text() == "times: [1, 2] of net\n"
+    if file:
+        content = json.loads(Path(file).read_text())
+        assert published(content) == ["times: [1, 2] of net"]
+        assert content["settings"] == {"model": "net"}
+    assert len(list(tmp_path.iterdir())) == bool(file)

@@ -59,14 +59,3 @@ def test_measure_times_right_backends_and_reports_the_others() -> None:
     assert not failed.passed
     assert failed.error == "RuntimeError: out of luck and of memory"
     assert steps == ["compile eager", f"compile {DOUBLED}", f"compile {RAISING}", *["round"] * 3]
-
-
-def test_results_can_be_kept_without_the_model() -> None:
-    with torch.no_grad():
-        (result,) = measure(model(), (X,), ["eager"], rounds=1)
-    kept = result.without_model()
-    assert kept.passed
-    assert kept.timing == result.timing
-    assert kept.compiled is not None
-    with pytest.raises(RuntimeError, match="kept without its model"):
-        kept.compiled.function(X)

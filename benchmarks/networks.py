@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 
 class EncoderLayer(nn.Module):
-    """Attention and two linear layers, each added to its input and normalized, as in BERT.
-
-    Args:
-        width: Of the hidden states.
-        heads: Of the attention.
-    """
+    """Attention and two linear layers, each added to its input and normalized, as in BERT."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -37,15 +32,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """An encoder like BERT: from ids of shape (batch, length) to scores of each word.
-
-    Args:
-        vocabulary: How many words there are.
-        length: Of a sequence.
-        width: Of the hidden states.
-        heads: Of the attention.
-        layers: How many there are.
-    """
+    """An encoder like BERT: from ids of shape (batch, length) to scores of each word."""
 
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int):
         super().__init__()
@@ -66,13 +53,7 @@ class Encoder(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions, and what they are added to.
-
-    Args:
-        given: Channels of the input.
-        made: Channels of the result.
-        stride: Of the first convolution.
-    """
+    """Two convolutions from `given` to `made` channels, and what they are added to."""
 
     def __init__(self, given: int, made: int, stride: int):
         super().__init__()
@@ -116,12 +97,7 @@ def mlp(width: int, layers: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Network:
-    """A network that is the same in every process.
-
-    Attributes:
-        build: Makes the module.
-        example: Makes its argument.
-    """
+    """A network that is the same in every process, and its argument."""
 
     build: Callable[[], nn.Module]
     example: Callable[[], Tensor]
@@ -140,11 +116,7 @@ class Network:
 
 
 def networks(scale: str) -> dict[str, Network]:
-    """The networks by their names.
-
-    Args:
-        scale: "bench", or "test": small.
-    """
+    """The networks by their names; of the scale "test" they are small."""
     is_small = scale == "test"
     width, layers, batch = (16, 2, 2) if is_small else (1024, 8, 16)
     channels, size = (4, 32) if is_small else (64, 224)

@@ -123,7 +123,7 @@ def ways_of(network: Network) -> dict[str, Way]:
     }
     for name in COMPILED:
         compiled = torch.compile(model, backend=name, fullgraph=True)
-        ways[name] = Way(lambda compiled=compiled: [compiled(inputs[0])])
+        ways[name] = Way(lambda run=compiled: [run(inputs[0])])  # type: ignore[misc]
     return ways
 
 

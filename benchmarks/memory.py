@@ -89,12 +89,12 @@ def published(content: Mapping[str, Any]) -> list[Table]:
         row = [text.format(settings["backend"]), f"{peak / 1e6:.0f}", f"{over[0] / 1e6:.0f}"]
         row += [f"{over[0] / weights:.2f}", f"{private / 1e6:.0f}", f"{over[1] / weights:.2f}"]
         rows.append([*row, f"{end / 1e6:.0f}"])
-    heads = (
+    columns = (
         "run", "peak MB", "above eager MB", "× the weights", "private: peak MB", "× the weights",
         "at the end MB",
     )  # fmt: skip
     title = f"{settings['model']}: {weights / 1e6:.0f} MB of weights"
-    return [harness.table(heads, rows, title)]
+    return [harness.table(columns, rows, title)]
 
 
 def _median(runs: Runs, key: str, kind: str) -> float:

@@ -15,6 +15,15 @@ from harness.report import table as make_table
 
 PARAMETERS = (100, 200, 400, 1000)
 PHASES = ("record", "functionalize", "passes", "compile", "rest")
+TIMED = {
+    "trace_record": "record",
+    "functionalize": "functionalize",
+    **dict.fromkeys(
+        ("_PASSES", "hoist", "with_position_checks", "with_updates_withheld"), "passes"
+    ),
+}
+"""Functions of `record_program`, and the part that they are of."""
+
 LIMITS = {200: 6.0, 1000: 40.0}
 """CPU seconds that the capture, all but "compile" and "rest", may take."""
 
@@ -60,10 +69,9 @@ def measured(parameters: int, backend: str) -> dict[str, float]:
         return loss
 
     seconds = dict.fromkeys(PHASES, 0.0)
-    _time(seconds, "record", record_program, "record")
-    _time(seconds, "functionalize", record_program, "functionalize")
-    for name in ("_PASSES", "hoist", "with_position_checks", "with_updates_withheld"):
-        _time(seconds, "passes", record_program, name)
+    for name, phase in TIMED.items():
+        function = getattr(record_program, name)
+        setattr(record_program, name, _timed(seconds, phase, function))
     step: Any = dynamo_backends.compile_step(
         train, model=model, optimizer=optimizer, backend=backend
     )
@@ -75,10 +83,6 @@ def measured(parameters: int, backend: str) -> dict[str, float]:
     seconds["rest"] = time.process_time() - start - sum(seconds.values())
     assert step.compilations == 1, step.reasons
     return seconds
-
-
-def _time(seconds: dict[str, float], phase: str, owner: Any, name: str) -> None:
-    setattr(owner, name, _timed(seconds, phase, getattr(owner, name)))
 
 
 def _timed(seconds: dict[str, float], phase: str, function: Callable[..., Any]) -> Any:

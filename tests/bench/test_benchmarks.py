@@ -9,6 +9,7 @@ import torch
 import harness
 from dynamo_backends.bench.cells import Cell, Outcome
 from dynamo_backends.bench.suites.case import ModelCase
+from harness import captures
 from tests.bench.made_up import failing, passing
 from tests.bench.programs import ROOT, load
 
@@ -115,6 +116,19 @@ def test_compilations_are_measured_one_by_one_and_judged_by_their_means(
     assert program.main(["--table", "--models", "alexnet"]) == 1
     assert "openxla takes 0.40 times as long as inductor" in capsys.readouterr().out
     assert program.main(["--table", "--models", "resnet8"]) == 2
+
+
+def test_the_parts_of_a_first_compiled_step_are_timed() -> None:
+    with pytest.MonkeyPatch.context() as patches:
+        for name in captures.TIMED:  # which are restored afterwards
+            patches.setattr(captures.record_program, name, getattr(captures.record_program, name))
+        found = captures.measured(6, "aot_eager")
+    assert list(found) == list(captures.PHASES)
+    assert all(seconds > 0 for seconds in found.values())
+    rows = [{"parameters": 200, "backend": "x", **dict.fromkeys(captures.PHASES, 3.0)}]
+    assert captures.problems(rows) == [
+        "x: the capture of 200 parameters takes 9.0 CPU s, more than 6"
+    ]
 
 
 def test_training_goes_on_where_it_was_stopped_and_says_what_is_missed(

@@ -7,7 +7,7 @@ from dynamo_backends.bench.suites import find_cases, suite
 
 
 def arguments(summary: str, rounds: int | None = None) -> argparse.ArgumentParser:
-    """A parser with the options of everything that measures.
+    """Returns a parser with the options of everything that measures.
 
     Args:
         summary: What the program measures; its docstring, of which the first line is shown.
@@ -23,7 +23,7 @@ def arguments(summary: str, rounds: int | None = None) -> argparse.ArgumentParse
 def model_arguments(
     summary: str, rounds: int, models: Sequence[str] | None = None
 ) -> argparse.ArgumentParser:
-    """A parser with the options that choose models, by default `models` or all, and their sizes."""
+    """Adds the options that choose models, by default `models` or all, and their sizes."""
     parser = arguments(summary, rounds)
     parser.add_argument(
         "--models", nargs="+", metavar="NAME", default=models, help="only these models"
@@ -34,7 +34,7 @@ def model_arguments(
 
 
 def named_models(settings: argparse.Namespace, suites: Sequence[str]) -> list[str]:
-    """The models of suites that `--models` names, or all, as "classic/resnet18".
+    """Returns the models of suites that `--models` names, or all, as "classic/resnet18".
 
     Raises:
         ValueError: A model does not exist.

@@ -11,7 +11,7 @@ from dynamo_backends.bench.torchvision_shim import import_transformers
 
 
 def seconds(function: Callable[[], Any], pause_s: float = 0.0) -> float:
-    """Of one call, after a pause: threads that slept are slower than those that spin."""
+    """Times a call, after a pause: threads that slept are slower than those that spin."""
     time.sleep(pause_s)
     start = time.perf_counter()
     function()
@@ -19,12 +19,12 @@ def seconds(function: Callable[[], Any], pause_s: float = 0.0) -> float:
 
 
 def milliseconds(times: Sequence[float], *percentiles: int) -> list[float]:
-    """Percentiles of seconds."""
+    """Returns percentiles of seconds."""
     return [float(np.percentile(times or [0.0], p)) * 1e3 for p in percentiles]
 
 
 def encoder(layers: int) -> Any:
-    """An encoder of MiniLM's architecture: 384 features, weights not trained."""
+    """Makes an encoder of MiniLM's architecture: 384 features, weights not trained."""
     torch.manual_seed(0)
     transformers = import_transformers()
     config = transformers.BertConfig(
@@ -34,6 +34,6 @@ def encoder(layers: int) -> Any:
 
 
 def texts(batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Arguments of a call of the encoder."""
+    """Makes arguments of a call of the encoder."""
     sizes = batch, length
     return {"input_ids": torch.randint(1000, sizes), "attention_mask": torch.ones(sizes)}

@@ -64,7 +64,7 @@ class Kept:
         results_files.check_context(path, found, self._context)
 
     def extra(self) -> dict[str, Any]:
-        """What else the file has, for other programs."""
+        """Returns what else the file has, for other programs."""
         return {}
 
     def measure_left(
@@ -104,7 +104,7 @@ class Kept:
 
 
 def typed(argv: Sequence[str]) -> str:
-    """The command of a program, without what says where and until when it keeps its results.
+    """Returns the command of a program, without where and until when it keeps its results.
 
     Args:
         argv: As `sys.argv`: the program's file and its arguments.

@@ -46,7 +46,7 @@ def call_apart(
 
 
 def result_apart(function: Callable[..., Any], *arguments: Any, timeout_s: float) -> dict[str, Any]:
-    """As `call_apart`; of a process that failed {"error": the last line of what it printed}."""
+    """Calls apart; returns {"error": last line that it printed} for a process that failed."""
     try:
         return dict(call_apart(function, *arguments, timeout_s=timeout_s))
     except ChildError as error:
@@ -54,7 +54,7 @@ def result_apart(function: Callable[..., Any], *arguments: Any, timeout_s: float
 
 
 def caches_in(folder: str) -> dict[str, str]:
-    """Variables that keep all caches in a folder."""
+    """Returns variables that keep all caches in a folder."""
     names = "DYNAMO_BACKENDS_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
     return {name: f"{folder}/{name.lower()}" for name in names}
 
@@ -93,12 +93,12 @@ def run_child(
 
 
 def hand_back(**values: Any) -> None:
-    """In the child: gives values that JSON can hold to the process that called `run_child`."""
+    """Gives values that JSON can hold to the process that called `run_child`."""
     print(_MARK + json.dumps(values), flush=True)
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns a port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

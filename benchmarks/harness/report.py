@@ -19,13 +19,13 @@ from harness.runner import Result
 
 
 def make_console() -> Console:
-    """A console for reports; wide enough for their tables where no terminal says how wide."""
+    """Returns a console that is wide enough for tables where no terminal says how wide."""
     console = Console()
     return console if console.is_terminal else Console(width=120)
 
 
 def announce() -> Console:
-    """A console that has printed what measurements depend on."""
+    """Prints what measurements depend on; returns the console."""
     console = make_console()
     console.print(f"[dim]{environment_line()}[/]")
     return console
@@ -40,7 +40,7 @@ def refused(error: object, console: Console) -> int:
 def table(
     heads: Iterable[str], rows: Iterable[Iterable[str]], title: str | None = None, left: int = 1
 ) -> Table:
-    """A table whose first `left` columns are words and whose others are numbers."""
+    """Builds a table whose first `left` columns are words and whose others are numbers."""
     made = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for at, head in enumerate(heads):
         made.add_column(head, justify="left" if at < left else "right")
@@ -84,12 +84,12 @@ def save_json(path: str | Path, kind: str, records: Sequence[Any], **more: Any) 
 
 
 def format_ratio(ratio: Ratio) -> str:
-    """A speedup and its interval, such as "1.62 [1.58, 1.66]" (escaped for rich)."""
+    """Formats a speedup and its interval, such as "1.62 [1.58, 1.66]" (escaped for rich)."""
     return rf"{ratio.value:.2f} \[{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
 def results_table(title: str, results: Sequence[Result]) -> Table:
-    """One line per model and backend: times, speedup, accuracy, graphs, operators, compile time."""
+    """Builds a table of times, speedup, accuracy, graphs, operators and seconds of compilation."""
     several = len({result.backend for result in results}) > 1
     names = ["model", "backend"] if several else ["model"]
     heads = [*names, "eager\nms", "\nms", "ratio\n\\[95% CI]", "largest\ndifference", "\ngraphs"]

@@ -12,6 +12,12 @@ Code elsewhere imports these names from here and never from torch's insides. `wa
 # ruff: noqa: F401 - all of these are names for the rest of the package
 
 from dynamo_backends._torch_private import scaling
+from dynamo_backends._torch_private.aoti import (
+    SharedLibrary,
+    compile_ahead,
+    compute_size,
+    open_library,
+)
 from dynamo_backends._torch_private.around import (
     accumulation,
     count_registrations,

@@ -142,7 +142,7 @@ def compile_frozen_with_inductor(
 
     mode = mode_of(inputs) or mode_for_inductor()
     with _freezing(TracingContext(mode)):
-        return _inductor.compile(module, list(inputs), options=_right_for_constants(settings))
+        return _inductor.compile(module, list(inputs), options=right_for_constants(settings))
 
 
 def compile_decomposed_with_inductor(
@@ -183,7 +183,7 @@ def compile_decomposed_with_inductor(
         _freezing(context),
         enable_python_dispatcher(),
         V.set_fake_mode(mode),
-        config.patch(_right_for_constants(settings)),
+        config.patch(right_for_constants(settings)),
     ):
         fake_tensor_prop(module, given, True)
         run = fw_compiler_freezing(
@@ -234,8 +234,8 @@ def _freezing(context: Any) -> Iterator[None]:
         yield
 
 
-def _right_for_constants(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings with the pass that templates need where they pack constants."""
+def right_for_constants(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings with the pass that templates need where they pack constants."""
     from torch._inductor import config
 
     if not any(settings.get(name, getattr(config, name)) for name in _PACK):

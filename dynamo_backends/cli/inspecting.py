@@ -63,6 +63,8 @@ def described(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator
     if options:
         yield from _entry("options", ", ".join(f"{k}={v!r}" for k, v in options.items()))
     yield from _entry("executables", _executables(manifest, sizes))
+    for form in manifest.get("forms", ()):
+        yield from _entry("", form)
     stored = sum(size for name, size in sizes.items() if name.startswith("weights"))
     yield from _entry("weights", f"{len(weights['names'])} tensors, {_bytes(stored)} in the file")
     if weights["checkpoint"] is not None:

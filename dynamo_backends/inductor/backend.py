@@ -112,6 +112,32 @@ class InductorFreezing(Backend):
         )
 
 
+class Inductor(InductorFreezing):
+    """Inductor whose programs read weights where they are, as torch's own `inductor`.
+
+    It is for packages; torch.compile has torch's.
+    """
+
+    name = "inductor"
+    summary = "Inductor, without frozen weights"
+
+    def compile(self, graph: Graph, options: InductorOptions) -> Executable:
+        """See `Backend.compile`."""
+        if options.is_int8:
+            return super().compile(graph, options)
+        from dynamo_backends.inductor.runtime import LiveInductorExecutable
+        from dynamo_backends.runtime.ranged import for_range
+
+        graph = without_workspaces(graph)
+        reduced = options.precision == "bf16"
+        return for_range(
+            graph,
+            lambda ranged: LiveInductorExecutable(
+                graph, self.settings, reduced, options.reserve, ranged
+            ),
+        )
+
+
 class InductorMaxAutotune(InductorFreezing):
     """Inductor that tries several kernels for each product and convolution.
 

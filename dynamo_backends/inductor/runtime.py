@@ -3,7 +3,7 @@
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -28,6 +28,7 @@ from dynamo_backends.inductor.decompositions import decompose_for_inductor, wide
 from dynamo_backends.inductor.layouts import make_channels_last, make_weights_dense
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.interface.errors import CompileError, brief_error
+from dynamo_backends.interface.executable import Bound
 from dynamo_backends.kernels import background_builds
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.kernels.skinny_gemm import use_skinny_gemm
@@ -40,7 +41,7 @@ from dynamo_backends.runtime.ranged import RangedCalls
 
 log = logging.getLogger("dynamo_backends")
 
-_lock = fork_safe_rlock()  # Inductor is compiled with by one thread at a time
+inductor_lock = fork_safe_rlock()  # Inductor is compiled with by one thread at a time
 
 
 class InductorExecutable(PreparedExecutable):
@@ -76,17 +77,11 @@ class InductorExecutable(PreparedExecutable):
         settings = {**self._settings, "freezing": bool(weights)}
         if not self._reduced:
             settings |= settings_for_casts(self._compiled.module.graph)
-        with _lock, disable_current_modes(), warnings.catch_warnings():
+        with inductor_lock, disable_current_modes(), warnings.catch_warnings():
             # Said by Inductor's own tuner about itself.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
-            module = with_constants(self._compiled, weights)
+            module, negated = prepared_module(self._compiled, weights, self._reduced)
             places = module.graph.find_nodes(op="placeholder")
-            negated = _describe_negated(places)
-            if weights:
-                make_weights_dense(module.graph)
-            widen_narrow_integers(module.graph)
-            if self._reduced:
-                compute_in_bfloat16(module)
             if self.serves_range:
                 multiply_by_onednn(module, ranged=True)
                 run: Run = RangedRun(
@@ -95,7 +90,7 @@ class InductorExecutable(PreparedExecutable):
             else:
                 self._choose_kernels(module)
                 mode = mode_for_inductor()
-                inputs = [_fake(p.meta["val"], mode) for p in places]
+                inputs = [fake(p.meta["val"], mode) for p in places]
                 run = _compile(module, inputs, settings)
             if self._reserve:
                 keep_freed_memory(peak_bytes(module.graph))
@@ -110,6 +105,14 @@ class InductorExecutable(PreparedExecutable):
         if use_winograd(module, self._reduced) or few:
             outputs = module.graph.output_node().all_input_nodes
             make_channels_last(module, range(len(outputs)))
+
+
+class LiveInductorExecutable(InductorExecutable):
+    """The same, which reads weights where they are."""
+
+    def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
+        """See `Executable.bind`."""
+        return self.bind_live(weights)
 
 
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any]) -> Run:
@@ -129,18 +132,44 @@ def _shares_memory(graph: fx.Graph) -> bool:
     return any(root(x).op != "call_function" for x in graph.output_node().all_input_nodes)
 
 
-def with_constants(graph: Graph, weights: Sequence[Tensor]) -> fx.GraphModule:
+def prepared_module(
+    graph: Graph, weights: Sequence[Tensor | None], reduced: bool
+) -> tuple[fx.GraphModule, bool]:
+    """Copies a graph so that Inductor computes it right.
+
+    Args:
+        graph: The graph.
+        weights: See `with_constants`.
+        reduced: Whether it may compute in bfloat16.
+
+    Returns:
+        The copy; and whether some of its inputs are lazily negated ones, computed.
+    """
+    module = with_constants(graph, weights)
+    negated = _describe_negated(module.graph.find_nodes(op="placeholder"))
+    if weights:
+        make_weights_dense(module.graph)
+    widen_narrow_integers(module.graph)
+    if reduced:
+        compute_in_bfloat16(module)
+    return module, negated
+
+
+def with_constants(graph: Graph, weights: Sequence[Tensor | None]) -> fx.GraphModule:
     """Copies a graph so that it reads weights from buffers instead of inputs.
 
     Args:
         graph: The graph.
-        weights: One tensor per entry of `Graph.weights`, or none: then they remain inputs.
+        weights: One per entry of `Graph.weights`, None for those that remain inputs; or none at
+            all, then all remain inputs.
     """
     root = torch.nn.Module()
     copied = copy_graph(graph.module.graph)
     places = copied.find_nodes(op="placeholder")
     first = next(node for node in copied.nodes if node.op != "placeholder")
     for number, (place, weight) in enumerate(zip(graph.weights, weights, strict=False)):
+        if weight is None:
+            continue
         root.register_buffer(f"weight{number}", weight.detach())
         node = places[place]
         with copied.inserting_before(first):
@@ -165,7 +194,8 @@ def _describe_negated(places: Sequence[fx.Node]) -> bool:
     return bool(negated)
 
 
-def _fake(value: Any, mode: FakeTensorMode) -> Any:
+def fake(value: Any, mode: FakeTensorMode) -> Any:
+    """Returns a fake tensor of a mode, like a tensor; other values as they are."""
     if not isinstance(value, Tensor):
         return value
     with mode:
@@ -194,7 +224,7 @@ class RangedRun:
         symbols = symbols_of(places)
         self._read = SizeReader(places, list(symbols.values()))
         fresh = private.FreshSymbols({s: int(size) for s, size in symbols.items()})
-        self._run = compile_for([_symbolic(p, fresh) for p in places])
+        self._run = compile_for([symbolic(p, fresh) for p in places])
         guards = sympy.And(*fresh.guards)
         self._holds = sympy.lambdify(list(symbols), guards, modules=[dict(SIZE_FUNCTIONS)])
         self._is_always = guards is sympy.true
@@ -253,14 +283,16 @@ def _numbers(place: fx.Node) -> list[int]:
     return known
 
 
-def _symbolic(place: fx.Node, fresh: private.FreshSymbols) -> Any:
-    def symbolic(number: int) -> int | torch.SymInt:
+def symbolic(place: fx.Node, fresh: private.FreshSymbols) -> Any:
+    """Returns a fake tensor, or a number, like an input, with symbols for what may vary."""
+
+    def sized(number: int) -> int | torch.SymInt:
         if isinstance(number, Size) and number.expression.free_symbols:
             return fresh.size(number.expression)
         return int(number)
 
     value = place.meta["val"]
-    numbers = [symbolic(number) for number in _numbers(place)]
+    numbers = [sized(number) for number in _numbers(place)]
     if not isinstance(value, Tensor):
         return numbers[0] if numbers else value
     return fresh.tensor(tuple(numbers[: value.ndim]), tuple(numbers[value.ndim :]), value)

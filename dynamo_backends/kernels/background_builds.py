@@ -6,7 +6,7 @@ time of another processor, and what is missing is compiled when it is needed.
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def start(inputs: Iterable[Any]) -> None:
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
         return
     with _lock:
-        new = [library for library in _needed(tensors) if library not in _started]
+        new = [library for library in needed_kernels(tensors) if library not in _started]
         if new:
             private.import_inductor()
         for library in new:
@@ -56,14 +56,15 @@ def _is_static_on_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and all(type(n) is int for n in x.shape)
 
 
-def _needed(tensors: Iterable[Tensor]) -> Iterable[Library]:
+def needed_kernels(tensors: Iterable[Tensor]) -> Collection[Library]:
+    """Returns what compiles the kernels that may suit networks with such weights."""
     found: dict[Library, None] = {}
     for weight in tensors:
         for module in (small_channels, winograd, skinny_gemm):
             library = module.library_for(weight)
             if library is not None:
                 found[library] = None
-    return found
+    return found.keys()
 
 
 def _compile(library: Library) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.registry import get_backend
+from dynamo_backends.interface.registry import get_backend, load
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.portable import Portable
@@ -89,10 +89,40 @@ def assembled(
     )
 
 
+_APART = {"inductor": "dynamo_backends.inductor.backend:Inductor"}
+"""Backends for packages alone: torch.compile has torch's of that name."""
+
+_PACKAGED = {
+    "inductor": "dynamo_backends.inductor.packaged:PackagedInductor",
+    "inductor_freezing": "dynamo_backends.inductor.packaged:PackagedInductorFreezing",
+    "inductor_max_autotune": "dynamo_backends.inductor.packaged:PackagedInductorMaxAutotune",
+}
+"""What compiles for packages, and loads from them, where that is not the backend itself."""
+
+WITH_KERNELS = ("inductor_freezing", "inductor_max_autotune")
+"""Backends with kernels of this package, which are compiled where they run."""
+
+
 def backend_of(name: str) -> Backend | None:
     """Returns the backend of that name; None: eager.
 
     Raises:
         UnknownBackendError: There is none.
     """
+    if name in _APART:
+        backend: Backend = load(_APART[name])()
+        return backend
     return None if name == EAGER else get_backend(name)
+
+
+def packaged(backend: Backend) -> Backend:
+    """Returns what compiles a backend's executables for packages, and loads them."""
+    if backend.name not in _PACKAGED:
+        return backend
+    made: Backend = load(_PACKAGED[backend.name])()
+    return made
+
+
+def compiler_of(name: str) -> str:
+    """Returns what makes the executables in packages of a backend, for people."""
+    return "AOTInductor" if name in _PACKAGED else name

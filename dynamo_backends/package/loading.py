@@ -22,7 +22,7 @@ from dynamo_backends.interface.registry import availability_of
 from dynamo_backends.package import linked
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
-from dynamo_backends.package.assembling import Contents, assembled, backend_of
+from dynamo_backends.package.assembling import Contents, assembled, backend_of, packaged
 from dynamo_backends.package.machine import described, differences
 from dynamo_backends.package.module import PackagedModule, Source
 from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
@@ -71,6 +71,7 @@ def load(
             module = _loaded(archive, strict, checkpoint)
             place = None if checkpoint is None else os.path.abspath(checkpoint)
             module.machine = archive.manifest["machine"]
+            module.forms = tuple(archive.manifest.get("forms", ()))
             module.source = Source(os.path.abspath(path), archive.digest, strict, place)
             return module
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -153,14 +154,21 @@ def _usable(archive: Archive, contents: Contents, strict: bool) -> tuple[Backend
     inner = backend_of(contents.backend)
     if inner is None:
         return None, ""
+    saved = packaged(inner)
+    found: list[str] = []
+    if saved is not inner and manifest["executables"]:
+        found = differences(manifest["machine"], described(saved, contents.parsed(saved)))
+        if not found:  # what loads it needs no compiler, which `inner` does
+            return _keeping(archive, saved, strict), ""
     available = availability_of(inner)
     if not available.usable:
         remedy = f" ({available.remedy})" if available.remedy else ""
-        return None, f"{contents.backend} cannot run here: {available.reason}{remedy}"
+        reason = f"{contents.backend} cannot run here: {available.reason}{remedy}"
+        return None, "; ".join([*found, reason])
     if not manifest["executables"]:
         return inner, f"it has no executables of {contents.backend}" if strict else ""
-    here = described(inner, contents.parsed(inner))
-    found = differences(manifest["machine"], here)
+    if saved is inner:
+        found = differences(manifest["machine"], described(inner, contents.parsed(inner)))
     if found:
         if strict:
             raise PackageError(
@@ -168,13 +176,18 @@ def _usable(archive: Archive, contents: Contents, strict: bool) -> tuple[Backend
                 "strict=True refuses to compile it; save it on this one."
             )
         return inner, "; ".join(found)
+    return _keeping(archive, inner, strict), ""
+
+
+def _keeping(archive: Archive, inner: Backend, strict: bool) -> PackageBackend:
+    """Returns a backend with the executables of a package."""
     kept = InMemoryParts(
         {
             entry["mark"]: {name: archive.read(part) for name, part in entry["parts"].items()}
-            for entry in manifest["executables"]
+            for entry in archive.manifest["executables"]
         }
     )
-    return PackageBackend(inner, kept, dict(manifest["plans"]), is_sealed=strict), ""
+    return PackageBackend(inner, kept, dict(archive.manifest["plans"]), is_sealed=strict)
 
 
 def read_weights(

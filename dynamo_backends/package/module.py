@@ -65,10 +65,12 @@ class PackagedModule(nn.Module):
         reports: The same.
         source: Where it was loaded from.
         machine: Versions and machine of the process that saved it.
+        forms: What the file has of each part of the graph.
     """
 
     source: Source | None = None
     machine: Mapping[str, Any] = MappingProxyType({})
+    forms: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class PackagedModule(nn.Module):
     def extra_repr(self) -> str:
         """Returns what `print` shows of the module."""
         summary = package_summary(self.backend, self._weights, self.machine)
-        return f"{self._name}({self.calls}), {summary}"
+        return "\n".join([f"{self._name}({self.calls}), {summary}", *self.forms])
 
     def _called(
         self,
@@ -191,6 +193,7 @@ _FIXED = frozenset(
         "_results",
         "_run",
         "_weights",
+        "forms",
         "machine",
         "notes",
         "portable",

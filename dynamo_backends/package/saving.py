@@ -21,9 +21,17 @@ from dynamo_backends.interface.registry import (
     require_available,
 )
 from dynamo_backends.interface.report import record
+from dynamo_backends.kernels.background_builds import needed_kernels
 from dynamo_backends.package import archive, linked
 from dynamo_backends.package import weights as stored
-from dynamo_backends.package.assembling import Contents, backend_of
+from dynamo_backends.package.assembling import (
+    EAGER,
+    WITH_KERNELS,
+    Contents,
+    backend_of,
+    compiler_of,
+    packaged,
+)
 from dynamo_backends.package.capturing import captured, compiled, in_torchs_order
 from dynamo_backends.package.loading import EXAMPLES, GRAPH, WEIGHTS
 from dynamo_backends.package.machine import described
@@ -31,7 +39,7 @@ from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
 from dynamo_backends.package.structure import encoded
 
-SHIPPED = ("openxla", "onnxrt", "ov", "tvm", "iree")
+SHIPPED = ("openxla", "onnxrt", "ov", "inductor", "inductor_freezing", "tvm", "iree")
 """Those that compete by default: what they compile can be written to a file."""
 
 
@@ -51,7 +59,7 @@ def choose_backend(
     """
     given = {**options, "mode": "wait"}  # the one call decides
     if not given.get("candidates"):
-        given["candidates"] = tuple(n for n in SHIPPED if availability_of(get_backend(n)).usable)
+        given["candidates"] = tuple(filter(_is_usable, SHIPPED))
     tuned = torch.compile(model, backend=compiler("autotune", **given), dynamic=False)
     with record() as reports, torch.no_grad():
         tuned(*args, **kwargs)
@@ -62,14 +70,19 @@ def choose_backend(
             "into several, or none was captured. Name a backend."
         )
     (name,) = names
-    if name != "eager" and not is_backend(name):
+    if name not in (EAGER, *SHIPPED) and not is_backend(name):
         raise SaveError(
             f"autotune chose {name!r}, which is no backend of this package; "
             "leave it out of `candidates`."
         )
     parsed = get_backend("autotune").Options
     common = {key: value for key, value in options.items() if key in _common(parsed)}
-    return name, common if name != "eager" else {}
+    return name, common if name != EAGER else {}
+
+
+def _is_usable(name: str) -> bool:
+    backend = backend_of(name)
+    return backend is not None and availability_of(backend).usable
 
 
 def _common(autotunes: Any) -> set[str]:
@@ -110,8 +123,8 @@ def save(
         args: Arguments of one call. They are written into the file, for `dynamo-backends verify`.
         kwargs: Keyword arguments of it.
         dynamic_shapes: As for `torch.export.export`.
-        backend: Name of the backend. "autotune" chooses now among those whose executables can be
-            saved; "eager" saves the portable form alone.
+        backend: Name of the backend, or "inductor". "autotune" chooses now among those whose
+            executables can be saved; "eager" saves the portable form alone.
         options: Options of the backend, in types that JSON has.
         checkpoint: A safetensors file with the model's weights. Those of the same name and contents
             are not written into the package, which then needs the file beside it.
@@ -136,12 +149,13 @@ def save(
     if inner is not None:
         require_available(inner)
         inner.Options.parse(given, backend)
+        inner = packaged(inner)
     model_graph = captured(model, call, dynamic_shapes, backend, inner, given)
     contents, portable = model_graph.contents, model_graph.portable
-    packaged = None if inner is None else PackageBackend(inner, InMemoryParts(), {})
-    module = compiled(model_graph, packaged)
+    keeping = None if inner is None else PackageBackend(inner, InMemoryParts(), {})
+    module = compiled(model_graph, keeping)
     is_right = functools.partial(linked.agree, module, call)
-    notes = _notes(asked, contents, packaged, module)
+    notes = _notes(asked, contents, keeping, module, model_graph.known)
     for note in notes:
         if note.startswith(_NOTHING):
             warnings.warn(f"the package has {note}", UserWarning, stacklevel=2)
@@ -151,11 +165,12 @@ def save(
         "calls": module.calls,
         "machine": described(inner, None if inner is None else contents.parsed(inner)),
         "notes": notes,
+        "forms": _forms(contents, keeping, module),
         "linked": linked.make_program_record(
-            contents, portable, model_graph.values, packaged, is_right
+            contents, portable, model_graph.values, keeping, is_right
         ),
     }
-    _write(path, manifest, model_graph.graph, packaged, model_graph.known, checkpoint, call)
+    _write(path, manifest, model_graph.graph, keeping, model_graph.known, checkpoint, call)
 
 
 def _write(
@@ -181,7 +196,11 @@ def _write(
 
 
 def _notes(
-    asked: str, contents: Contents, backend: PackageBackend | None, module: PackagedModule
+    asked: str,
+    contents: Contents,
+    backend: PackageBackend | None,
+    module: PackagedModule,
+    weights: Mapping[str, Tensor],
 ) -> list[str]:
     notes = []
     if asked != contents.backend:
@@ -191,7 +210,26 @@ def _notes(
         if not any(report.executables for report in module.reports):
             why = f"{contents.backend} takes nothing of this model"
         notes.append(f"{_NOTHING}: {why}; loading it compiles the portable form")
+    elif contents.backend in WITH_KERNELS and needed_kernels(weights.values()):
+        notes.append(
+            "without this package's own kernels, which need a compiler where they run: Inductor's "
+            "take their place"
+        )
     return notes
+
+
+def _forms(contents: Contents, backend: PackageBackend | None, module: PackagedModule) -> list[str]:
+    """Returns what the package has of each part of the graph, in the order in which they run."""
+    if backend is None or not backend.kept.parts:
+        return []
+    (report,) = module.reports
+    compiled = f"compiled by {compiler_of(contents.backend)}"
+    forms = [
+        f"{part.ops} call{'s' * (part.ops != 1)} "
+        + ("in eager" if part.runs_on == EAGER else compiled)
+        for part in report.parts
+    ]
+    return forms + [f"in eager: {x.op}, {x.reason}" for x in report.fallbacks]
 
 
 def _executables(backend: PackageBackend | None) -> tuple[dict[str, bytes], list[dict[str, Any]]]:

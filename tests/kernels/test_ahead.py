@@ -47,7 +47,7 @@ ROWS = skinny_gemm._library, ()
     ids=lambda given: "x".join(map(str, given)) if given and isinstance(given[0], int) else "",
 )
 def test_what_a_weight_needs(shape: tuple[int, ...], library: Any):
-    assert list(background_builds._needed(weights(shape))) == ([library] if library else [])
+    assert list(background_builds.needed_kernels(weights(shape))) == ([library] if library else [])
 
 
 def test_each_library_is_compiled_once_beside_the_caller(

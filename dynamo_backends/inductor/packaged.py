@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.lstm import without_workspaces
 from dynamo_backends.inductor.backend import (
@@ -15,7 +16,9 @@ from dynamo_backends.inductor.backend import (
     InductorOptions,
 )
 from dynamo_backends.interface.backend import Availability
-from dynamo_backends.interface.executable import Executable
+from dynamo_backends.interface.executable import Executable, StepProgram
+from dynamo_backends.runtime.cache import source_digest
+from dynamo_backends.runtime.processor import processor
 
 
 class _Packaged(InductorFreezing):
@@ -54,7 +57,7 @@ class _Packaged(InductorFreezing):
 
     def cache_key(self, options: Any) -> str:
         """See `SavesExecutables.cache_key`."""
-        return f"{torch.version.git_version} {options.precision}"
+        return f"{torch.version.git_version} {source_digest()} {processor()}"
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""
@@ -72,6 +75,20 @@ class PackagedInductor(_Packaged, Inductor):
     """`inductor` in packages."""
 
     freezes = False
+
+    def compile_step(self, graph: Graph, options: InductorOptions) -> StepProgram:
+        """See `CompilesSteps.compile_step`: one library, whose results are copied."""
+        return _Step(graph, self.compile(graph, options))
+
+    def load_step(self, parts: Mapping[str, bytes], graph: Graph, options: Any) -> StepProgram:
+        """See `SavesSteps.load_step`."""
+        return _Step(graph, self.load(parts, graph, options))
+
+
+class _Step(CopyingProgram):
+    def __init__(self, graph: Graph, executable: Executable):
+        super().__init__(graph, executable.bind(())[0])
+        self.dump = executable.dump  # type: ignore[method-assign]
 
 
 class PackagedInductorFreezing(_Packaged):

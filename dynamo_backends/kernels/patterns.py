@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.library import NAMESPACE, declare
 from dynamo_backends.kernels.native_code import KINDS
 
@@ -151,7 +152,22 @@ def declare_replacement(name: str, like: Any, kernel: Callable[..., Any]) -> Any
     """Declares a custom operator that replaces an ATen one and keeps its strides."""
     # Inductor gives it the strides of the graph, and not those that were traced (see `layouts`).
     tags = {torch.Tag.needs_fixed_stride_order, *like.tags} & _TAGS
-    return declare(name, like, kernel, tags)
+    declared = declare(name, like, kernel, tags)
+    _replaced[declared] = like
+    return declared
+
+
+_replaced: dict[Any, Any] = {}
+"""ATen's operators, by those that replace them."""
+
+
+def in_aten(graph: Graph) -> Graph:
+    """Returns a copy of a graph that calls ATen's operators in place of those that replace them."""
+    result = graph.copy()
+    for node in result.calls:
+        node.target = _replaced.get(node.target, node.target)
+    result.module.recompile()
+    return result
 
 
 def _convolution_backward(*args: Any) -> tuple[Any, ...]:

@@ -18,12 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends import PackageError
+from dynamo_backends import PackageError, SaveError
 from dynamo_backends.cli.main import main
 from dynamo_backends.inductor import libraries
 from dynamo_backends.package.linked import difference_from_eager
 from dynamo_backends.runtime import processor
 from tests.bench.programs import ROOT
+from tests.package.trained_steps import Training, go_on, simple, update
 
 CHILD = """
 import json, os, shutil, sys
@@ -101,18 +102,24 @@ def in_a_new_process(
         refused: Modules that cannot be imported.
     """
     save_file({str(i): x for i, x in enumerate(inputs)}, f"{path}.inputs")
+    said = run_without_compiler(CHILD, path, folder, refused)
+    results = load_file(f"{path}.results")
+    return json.loads(said.splitlines()[-1]), [results[str(i)] for i in range(len(inputs))]
+
+
+def run_without_compiler(code: str, path: Path, folder: Path, more: Sequence[str] = ()) -> str:
+    """Runs Python where there is no compiler; returns what it prints."""
     variables = {
         **os.environ, "PATH": str(folder), "DYNAMO_BACKENDS_CACHE": str(folder / "none"),
         "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     variables.pop("CXX", None)
     ran = subprocess.run(
-        [sys.executable, "-c", CHILD, str(path), *refused],
+        [sys.executable, "-c", code, str(path), *more],
         env=variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    results = load_file(f"{path}.results")
-    return json.loads(ran.stdout.splitlines()[-1]), [results[str(i)] for i in range(len(inputs))]
+    return ran.stdout
 
 
 def manifest(path: Path) -> Any:
@@ -278,3 +285,41 @@ def test_equal_code_with_other_weights_is_refused():
 
     assert _telling([["a", "x"], ["a", "y"]]) == [1]
     assert _telling([["a", "x"], ["a", "y"], ["b", "y"]]) == [0, 1]
+
+
+STEP = """
+import shutil, sys
+assert all(shutil.which(name) is None for name in ("gcc", "cc", "g++", "c++", "clang"))
+import torch, dynamo_backends
+step = dynamo_backends.load_step(sys.argv[1], strict=True)
+assert step.program.from_disk
+assert "torch._inductor.compile_fx" not in sys.modules
+from tests.package.trained_steps import go_on
+results = go_on(step, step.param_groups)
+torch.save([results, step.state_dict()], sys.argv[1] + ".results")
+"""
+
+
+def test_a_step_goes_on_without_a_compiler(tmp_path: Path):
+    # Adam would make steps of rounding errors: the bias before the batch norm has no gradient.
+    training, path = Training("inductor", "sgd"), tmp_path / "step.dbp"
+    training.step.save(path)
+    run_without_compiler(STEP, path, tmp_path)
+    found, state = torch.load(f"{path}.results")
+    expected = go_on(training.step, training.optimizer.param_groups)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(state["model"], training.state()["model"])
+    torch.testing.assert_close(state["optimizer"], training.state()["optimizer"])
+
+
+def test_a_step_that_is_computed_wrong_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    step = simple(lambda m, o, x: update(m, o, m(x).square().mean()), "inductor")
+    step(torch.rand(2, 3))
+    right = libraries.open_library
+    monkeypatch.setattr(
+        libraries, "open_library", lambda library: lambda x: [y + 1 for y in right(library)(x)]
+    )
+    with pytest.raises(SaveError, match="compiled by AOTInductor is not right"):
+        step.save(tmp_path / "step.dbp")

@@ -14,15 +14,14 @@ from dynamo_backends.graph.position_checks import InputCheck
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import PackageError, SaveError
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.package import calls as graphs
+from dynamo_backends.package.assembling import backend_of
 from dynamo_backends.package.linking import make_signature_graph
 from dynamo_backends.package.portable import module_of
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.structure import decoded
 
 _CALL_BY_CALL = ("eager", "aot_eager")
-_WITH_THEIR_OWN = ("inductor", "autotune")
 
 
 def inner_of(name: str) -> Backend | None:
@@ -34,12 +33,12 @@ def inner_of(name: str) -> Backend | None:
     """
     if name in _CALL_BY_CALL:
         return None
-    if name in _WITH_THEIR_OWN:
+    if name == "autotune":
         raise SaveError(
             f"steps of {name} cannot be saved: they have more than one program. Compile the step "
-            'with backend="openxla" or "aot_eager".'
+            'with backend="openxla", "inductor" or "aot_eager".'
         )
-    return get_backend(name)
+    return backend_of(name)
 
 
 def parsed(backend: Backend, options: Mapping[str, Any]) -> Options:

@@ -28,6 +28,7 @@ from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.registry import availability_of
 from dynamo_backends.interface.report import Compilation, GraphReport
 from dynamo_backends.package.archive import Archive
+from dynamo_backends.package.assembling import packaged
 from dynamo_backends.package.loading import GRAPH, STEP, read_weights
 from dynamo_backends.package.machine import described, differences
 from dynamo_backends.package.steps.described import Described, inner_of, parsed
@@ -150,6 +151,7 @@ class _Making:
 
     def _reason(self, inner: Backend) -> str:
         """Returns why the executables of the file cannot be used; empty: they can."""
+        inner = packaged(inner)
         available = availability_of(inner)
         if not available.usable:
             return f"{inner.name} cannot run here: {available.reason}"
@@ -162,7 +164,7 @@ class _Making:
     def _from_file(self, inner: Backend) -> StepProgram:
         (entry,) = self._archive.manifest["executables"]
         parts = {name: self._archive.read(part) for name, part in entry["parts"].items()}
-        graph = self._described.without_calls()
+        graph, inner = self._described.without_calls(), packaged(inner)
         assert isinstance(inner, protocols.SavesSteps), inner
         made = inner.load_step(parts, graph, parsed(inner, self._options))
         made.from_disk = True
@@ -170,8 +172,12 @@ class _Making:
 
     def _compare(self, step: LoadedStep, report: GraphReport) -> None:
         """Steps are compared with eager: what was compiled here once, and all if that was asked."""
+        inner = inner_of(self.backend)
+        verify = "off" if inner is None else parsed(inner, self._options).verify
+        if step.program.from_disk and verify != "always":
+            return  # it was compared when it was saved; `_backend` may need a compiler
         backend = self._backend
-        if backend.verify == "always" or (backend.verify == "first" and not step.program.from_disk):
+        if backend.verify in ("always", "first"):
             step.program = VerifiedStep(
                 step.program, self._described.whole(), report,
                 lambda settled: setattr(step, "program", settled),

@@ -1,5 +1,6 @@
 """Writes a compiled training step into one file."""
 
+import dataclasses
 import json
 import os
 import warnings
@@ -17,15 +18,21 @@ from dynamo_backends.aot.step.program.scalars import CONVERSIONS, ScalarGuard, T
 from dynamo_backends.aot.step.saving import Result, Snapshot
 from dynamo_backends.aot.step.state.arguments import is_simple
 from dynamo_backends.aot.step.state.hyperparameters import group_numbers, read_number
+from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
+from dynamo_backends.interface.executable import StepProgram
+from dynamo_backends.kernels.patterns import in_aten
 from dynamo_backends.package import archive, calls, portable
 from dynamo_backends.package import weights as stored
+from dynamo_backends.package.assembling import compiler_of, packaged
 from dynamo_backends.package.loading import GRAPH, STEP, WEIGHTS
 from dynamo_backends.package.machine import described
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.steps.described import inner_of, parsed
 from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, encoded
+from dynamo_backends.verify.comparator import difference
+from dynamo_backends.verify.reference import in_float64, restore_rng, snapshot_rng, widen
 
 
 def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
@@ -43,8 +50,10 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
         raise SaveError(f"there is no folder {Path(path).parent} to save {Path(path).name} in.")
     name = step.backend.name
     options = encoded(step.options, "options")
-    inner = inner_of(name)
-    executable = _executable(step, inner, options)
+    step = dataclasses.replace(step, graph=in_aten(step.graph))
+    plain = inner_of(name)
+    inner = None if plain is None else packaged(plain)
+    executable = _executable(step, inner, inner is not plain, options)
     if inner is not None and not executable:
         warnings.warn(
             f"the file has no executable: those of {name} cannot be saved; loading it compiles "
@@ -71,12 +80,61 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
 
 
 def _executable(
-    step: Snapshot, inner: Backend | None, options: Mapping[str, Any]
+    step: Snapshot, inner: Backend | None, is_other: bool, options: Mapping[str, Any]
 ) -> dict[str, bytes]:
-    if inner is None or not step.program.from_disk:
+    """Returns the parts of a step's program.
+
+    Args:
+        step: The step.
+        inner: What compiles steps for files; None: nothing.
+        is_other: That is not what has compiled the step.
+        options: Options of the backend.
+
+    Raises:
+        SaveError: It is another program than that of the step, and computes something else.
+    """
+    if inner is None or not (is_other or step.program.from_disk):
         return step.program.dump() or {}
     given = parsed(inner, options)
-    return parts_of_step(inner, given, inner.plan(step.graph, given), step.graph)
+    parts = parts_of_step(inner, given, inner.plan(step.graph, given), step.graph)
+    if parts and is_other:
+        assert isinstance(inner, protocols.SavesSteps), inner
+        wrong = _difference(step, inner.load_step(parts, step.graph, given))
+        if wrong is not None:
+            raise SaveError(
+                f"the step compiled by {compiler_of(inner.name)} is not right, and not saved: "
+                f"{wrong}. Take another backend."
+            )
+    return parts
+
+
+def _difference(step: Snapshot, program: StepProgram) -> str | None:
+    """Returns how a program differs from eager on the arguments of the last call; None: it fits."""
+    state = snapshot_rng()
+    draws = step.draws()
+    restore_rng(state)
+    batch = [leaf for leaf in step.leaves if isinstance(leaf, Tensor)]
+    count = len(step.graph.placeholders) - len(batch) - len(step.constants) - len(draws)
+    gradients = [
+        torch.zeros_like(place.meta["val"], device="cpu")
+        for place in step.graph.placeholders[1 + len(step.tensors) : count]
+    ]
+    numbers = torch.tensor(_numbers(step)[0], dtype=step.graph.placeholders[0].meta["val"].dtype)
+    inputs = [numbers, *step.tensors, *gradients, *batch, *step.constants, *draws]
+    inputs = [x.detach().clone() for x in inputs]
+    taken: list[Any] = []
+    with torch.no_grad():
+        expected = step.graph.module(*(x.clone() for x in inputs))
+        written = [x.clone() for x in inputs]
+        program(written, taken)
+        updated = [x for x, y in zip(written, step.graph.inputs, strict=True)
+                   if y.updated_by is not None]  # fmt: skip
+
+        def precise() -> Sequence[Any]:
+            computed: Sequence[Any] = in_float64(step.graph.module)(*map(widen, inputs))
+            return computed
+
+        return difference(expected, [*updated, *program.outputs(taken)], precise)
 
 
 def _contents(step: Snapshot) -> dict[str, Any]:

@@ -143,6 +143,11 @@ from dynamo_backends._torch_private.operators import (
     elementwise_dtypes,
     is_composite,
 )
+from dynamo_backends._torch_private.regions import (
+    calls_graphs,
+    inline_regions,
+    without_regions,
+)
 from dynamo_backends._torch_private.symbols import FreshSymbols
 from dynamo_backends._torch_private.tensors import (
     FakeTensor,

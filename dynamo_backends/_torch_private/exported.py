@@ -39,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import ValueRanges
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends._torch_private.operators import is_composite
+from dynamo_backends._torch_private.regions import without_regions
 
 _LEFT_OUT: dict[str, Any] = {
     name: False
@@ -67,7 +68,7 @@ def export_functional(
         dynamic_shapes: As for `torch.export.export`.
         rules: How operators are decomposed that are not composite; those always are.
     """
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), without_regions(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch 2.13, of classes of its own
         warnings.simplefilter("ignore", DeprecationWarning)
         exported = torch.export.export(

@@ -5,6 +5,7 @@ and one (lazily compiled) backward graph. It deals with mutated inputs, views an
 restores them around the compiled graphs.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.partition import partition_with
-from dynamo_backends.aot.recurrent import recurrent_as_in_eager
+from dynamo_backends.aot.recurrent import has_network, recurrent_as_in_eager
 from dynamo_backends.aot.serialized import (
     GraphCompiler,
     compile_boxed,
@@ -22,7 +23,10 @@ from dynamo_backends.aot.serialized import (
 )
 from dynamo_backends.aot.traces import Traces
 from dynamo_backends.graph import lstm
+from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.report import Kind
+
+log = logging.getLogger("dynamo_backends")
 
 
 def compile_functional(
@@ -33,6 +37,7 @@ def compile_functional(
     partitioner: str = "default",
     complete: bool = True,
     traces: Traces | None = None,
+    marked: fx.GraphModule | None = None,
 ) -> Callable[..., Any]:
     """Splits a captured graph and compiles each functional graph of it.
 
@@ -47,6 +52,8 @@ def compile_functional(
         complete: Whether Dynamo gets the result as it is, so that torch may keep it for other
             processes.
         traces: Where the functional graph is kept for other processes; None: nowhere.
+        marked: The captured graph with calls of regions, if it calls any. AOT Autograd traces each
+            region once where the functional graph is certain to be the same.
 
     Returns:
         What Dynamo calls in place of the captured graph.
@@ -56,39 +63,76 @@ def compile_functional(
     shortens = pickled is None and not private.is_autocast_on()
     if traces is not None and shortens and (kept := traces.load()) is not None:
         return _without_aot(compile_boxed(compile_graph, kept[0], "inference", kept[1]))
-    sufficient: list[tuple[Callable[[list[Any]], Any], int]] = []
-
     inputs = len(example_inputs)
+    sufficient: list[tuple[Callable[[list[Any]], Any], int]] = []
+    begun: list[Kind] = []
 
-    def compiler(kind: Kind) -> Callable[..., Any]:
-        def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
-            private.keep_saved_tensors()
-            static = frozenset(private.static_input_indices(captured, gm.graph))
-            if kind == "inference":
-                private.note_updates(gm)
-            updates = len(private.noted_updates(gm.graph))
-            suffices = kind == "inference" and private.only_calls_graph(inputs, updates)
-            if traces is not None and shortens and suffices and not updates:
-                traces.save(gm, static)
-            run = compile_one(compile_graph, gm, kind, static)
-            if shortens and suffices:
-                sufficient.append((run, updates))
-            return run
+    def trace(graph: fx.GraphModule) -> Callable[..., Any]:
+        def compiler(kind: Kind) -> Callable[..., Any]:
+            def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
+                if graph is not captured:
+                    gm = _without_regions(gm, kind)
+                begun.append(kind)
+                private.keep_saved_tensors()
+                static = frozenset(private.static_input_indices(captured, gm.graph))
+                if kind == "inference":
+                    private.note_updates(gm)
+                updates = len(private.noted_updates(gm.graph))
+                suffices = kind == "inference" and private.only_calls_graph(inputs, updates)
+                if traces is not None and shortens and suffices and not updates:
+                    traces.save(gm, static)
+                run = compile_one(compile_graph, gm, kind, static)
+                if shortens and suffices:
+                    sufficient.append((run, updates))
+                return run
 
-        return compile_kind if pickled is None else private.returning_kept(compile_kind)
+            return compile_kind if pickled is None else private.returning_kept(compile_kind)
 
-    backend = private.aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        decompositions={**decompositions, **lstm.DECOMPOSITIONS},
-        partition_fn=partition_with(partitioner),
-    )
-    with private.kept_under(pickled), private.keep_unused_draws(), recurrent_as_in_eager(captured):
-        called = backend(captured, example_inputs)
+        backend = private.aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            decompositions={**decompositions, **lstm.DECOMPOSITIONS},
+            partition_fn=partition_with(partitioner),
+        )
+        with (
+            private.kept_under(pickled),
+            private.keep_unused_draws(),
+            recurrent_as_in_eager(captured),
+        ):
+            return backend(graph, example_inputs)
+
+    by_region = marked is not None and marked is not captured and shortens
+    if by_region and traces is not None and traces.are_kept and not has_network(captured):
+        try:
+            called = trace(marked)
+        except Exception as error:  # torch cannot trace the operator, or the graph is not the same
+            if begun:
+                raise
+            log.debug("each call of a region is traced: %s", brief_error(error))
+            called = trace(captured)
+    else:
+        called = trace(captured)
     if private.must_keep_compiled():
         called = private.in_form_to_save(called)
     return _shortened(called, *sufficient[0]) if sufficient else called
+
+
+class _RegionError(Exception):
+    """Regions cannot be inlined in a functional graph."""
+
+
+def _without_regions(gm: fx.GraphModule, kind: Kind) -> fx.GraphModule:
+    """Returns an inference graph with its regions inlined.
+
+    Raises:
+        _RegionError: A region updates its inputs, or gradients are computed of it. AOT Autograd
+            calls such a region by operators of its own.
+    """
+    inlined = private.inline_regions(gm)
+    if kind != "inference" or private.calls_graphs(inlined.graph):
+        raise _RegionError(f"the {kind} graph calls graphs")
+    return inlined
 
 
 def _shortened(

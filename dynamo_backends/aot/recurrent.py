@@ -29,14 +29,15 @@ def recurrent_as_in_eager(captured: fx.GraphModule | None = None) -> Iterator[No
         captured: What will be traced, if it is a graph of Dynamo's: without a recurrent network in
             it, nothing has to be done.
     """
-    if captured is not None and not _has_network(captured):
+    if captured is not None and not has_network(captured):
         yield
         return
     with _AsInEager():
         yield
 
 
-def _has_network(captured: fx.GraphModule) -> bool:
+def has_network(captured: fx.GraphModule) -> bool:
+    """Returns whether a graph of Dynamo's, or a graph that it calls, has a recurrent network."""
     modules = (m for m in captured.modules() if isinstance(m, fx.GraphModule))
     return any(
         getattr(n.target, "__name__", "") in _NETWORKS for m in modules for n in m.graph.nodes

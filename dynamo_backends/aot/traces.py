@@ -60,6 +60,11 @@ class Traces:
         self._key = key
         self._start = time.perf_counter()
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether the trace of this graph is kept: see `key_of` for what that says of a graph."""
+        return self._key is not None
+
     def load(self) -> tuple[fx.GraphModule, frozenset[int]] | None:
         """The functional graph, and which inputs of it are parameters and buffers; None: trace it.
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from torch import fx
 
-from dynamo_backends._torch_private import copy_captured
+from dynamo_backends._torch_private import copy_captured, inline_regions
 from dynamo_backends._torch_private import watching as private
 from dynamo_backends.capture.backend_resolution import refuses_eager, resolve
 from dynamo_backends.capture.breaks import GraphBreak, function_name, merge, noted_breaks, start_of
@@ -132,9 +132,12 @@ class Observer:
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         frame = self._frames[-1]
-        operators = Counter(_operator(n) for n in gm.graph.nodes if n.op.startswith("call_"))
-        lines = user_lines(gm.graph)
-        captured = copy_captured(gm) if self._switched else gm  # which the backend may change
+        captured = inline_regions(gm)
+        nodes = captured.graph.nodes
+        operators = Counter(_operator(n) for n in nodes if n.op.startswith("call_"))
+        lines = user_lines(captured.graph)
+        if self._switched and captured is gm:
+            captured = copy_captured(gm)  # which the backend may change
         start = time.perf_counter()
         with reporting.record() as reports:
             compiled = self._backend(gm, inputs)

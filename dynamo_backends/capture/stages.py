@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from dynamo_backends._torch_private import OpOverload
+from dynamo_backends._torch_private import OpOverload, inline_regions
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.graph.decompositions import decompositions
 from dynamo_backends.graph.graph import Graph, format_graph
@@ -94,6 +94,7 @@ class _Recorder:
         self._keep = keep
 
     def __call__(self, captured: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        captured = inline_regions(captured)
         self.steps.clear()  # Dynamo may start over
         self._add(CAPTURE, format_graph(captured.graph))
         functional: list[str] = []

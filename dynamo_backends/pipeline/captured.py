@@ -75,7 +75,8 @@ def compile_captured(
 
     Args:
         backend: What compiles the graphs.
-        captured: Dynamo's torch-level graph.
+        captured: Dynamo's torch-level graph; regions that are marked in it
+            (`torch.compiler.nested_compile_region`) are inlined.
         example_inputs: Its inputs, real tensors.
         options: An instance of `backend.Options`.
 
@@ -87,12 +88,13 @@ def compile_captured(
         DeviceError: A tensor is on a device that nobody compiles for (see `foreign`).
         FallbackRefusedError: With `fallback="error"`, if anything would run in eager.
     """
+    marked, captured = captured, private.inline_regions(captured)
     foreign = compile_foreign(backend, captured, example_inputs)
     if foreign is not None:
         return foreign
     number = next(_captures)
     try:
-        return _compile_captured(backend, captured, example_inputs, options, number)
+        return _compile_captured(backend, captured, marked, example_inputs, options, number)
     except Exception as error:
         differentiated = torch.is_grad_enabled() and any(
             isinstance(x, Tensor) and x.requires_grad for x in example_inputs
@@ -107,6 +109,7 @@ def compile_captured(
 def _compile_captured(
     backend: Backend,
     captured: fx.GraphModule,
+    marked: fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Options,
     number: int,
@@ -126,7 +129,7 @@ def _compile_captured(
     pipeline = _GraphPipeline(backend, options, inspect_captured(captured), number, residency)
     subclasses = subclass_inputs(example_inputs)
     complete = not subclasses and residency is None and proven is None
-    compiled = _trace_and_compile(pipeline, captured, example_inputs, complete)
+    compiled = _trace_and_compile(pipeline, captured, marked, example_inputs, complete)
     if pipeline.checked and not private.aot_cache_is_enabled():
         compiled = repeating(compiled, captured)
     if residency is not None:
@@ -150,6 +153,7 @@ def _placement(
 def _trace_and_compile(
     pipeline: "_GraphPipeline",
     captured: fx.GraphModule,
+    marked: fx.GraphModule,
     example_inputs: Sequence[Any],
     complete: bool,
 ) -> Callable[..., Any]:
@@ -172,6 +176,7 @@ def _trace_and_compile(
             options.partitioner,
             complete,
             Traces(key_of(captured, example_inputs, keeps)) if is_kept else None,
+            marked,
         )
 
 

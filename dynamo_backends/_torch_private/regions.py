@@ -1,0 +1,137 @@
+"""Regions marked by `torch.compiler.nested_compile_region`, of which Dynamo captures one graph.
+
+Dynamo and AOT Autograd trace a region once. Each call of it is a call of the higher-order operator
+`invoke_subgraph`, which backends do not compile.
+
+| what | checked |
+|---|---|
+| `torch._higher_order_ops.invoke_subgraph.invoke_subgraph`, its arguments | 2.11+ |
+| `torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder` | 2.11+ |
+| `fx.Node._dynamo_source` | 2.11+ |
+"""
+
+import contextlib
+import importlib
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+from torch import fx
+from torch._higher_order_ops import invoke_subgraph as _operator
+from torch._ops import HigherOrderOperator
+
+
+def calls_regions(module: fx.GraphModule) -> bool:
+    """Returns whether a graph, or a graph that one of its operators calls, calls a region."""
+    return any(
+        graph_module.graph.find_nodes(op="call_function", target=_operator, sort=False)
+        for graph_module in module.modules()
+        if isinstance(graph_module, fx.GraphModule)
+    )
+
+
+def calls_graphs(graph: fx.Graph) -> bool:
+    """Returns whether a graph calls a higher-order operator."""
+    return any(isinstance(node.target, HigherOrderOperator) for node in graph.nodes)
+
+
+def inline_regions(module: fx.GraphModule) -> fx.GraphModule:
+    """Returns a graph with the calls of each region in place of the region's call.
+
+    Args:
+        module: A graph from Dynamo or AOT Autograd; it is not changed.
+
+    Returns:
+        A new module with the metadata of the given one, or the given one if it calls no region.
+    """
+    if not calls_regions(module):
+        return module
+    inliner = _Inliner()
+    outputs = inliner.copy(module, None)
+    inliner.graph.output(outputs)
+    inliner.graph.output_node().meta = dict(module.graph.output_node().meta)
+    result = fx.GraphModule(inliner.attributes, inliner.graph, type(module).__name__)
+    for name, value in vars(module).items():
+        if name not in vars(result):
+            setattr(result, name, value)
+    result.training = module.training
+    result.meta.update(module.meta)
+    return result
+
+
+class _Inliner:
+    """Copies graphs into one.
+
+    Attributes:
+        graph: What they are copied into.
+        attributes: What that reads, by name.
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.attributes: dict[str, Any] = {}
+
+    def copy(self, module: fx.GraphModule, operands: tuple[Any, ...] | None) -> Any:
+        """Copies a graph and returns its outputs.
+
+        Args:
+            module: The graph.
+            operands: Values of its placeholders; None: the placeholders are copied, too.
+        """
+        values: dict[fx.Node, Any] = {}
+        given = None if operands is None else iter(operands)
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return fx.map_arg(node.args[0], values.__getitem__)
+            if node.op == "placeholder" and given is not None:
+                values[node] = next(given)
+            elif node.op == "get_attr" and all(user.target is _operator for user in node.users):
+                continue  # a region
+            elif node.target is _operator:
+                region = _attribute(module, node.args[0])
+                values[node] = self.copy(
+                    region, fx.map_arg(tuple(node.args[2:]), values.__getitem__)
+                )
+            elif node.target is operator.getitem and node.args[0].target is _operator:
+                values[node] = values[node.args[0]][node.args[1]]
+            else:
+                values[node] = self._copy_node(module, node, values.__getitem__)
+        raise AssertionError("a graph without an output")
+
+    def _copy_node(
+        self, module: fx.GraphModule, node: fx.Node, value: Callable[[fx.Node], Any]
+    ) -> fx.Node:
+        copied = self.graph.node_copy(node, value)
+        if node.op in ("get_attr", "call_module"):
+            copied.target = self._add_attribute(str(node.target), _attribute(module, node))
+        if hasattr(node, "_dynamo_source"):
+            copied._dynamo_source = node._dynamo_source
+        return copied
+
+    def _add_attribute(self, name: str, value: Any) -> str:
+        """Adds what the graph reads; returns its name, which is another one if that is taken."""
+        if isinstance(value, fx.GraphModule):
+            value = inline_regions(value)
+        unique, number = name, 0
+        while unique in self.attributes and self.attributes[unique] is not value:
+            number += 1
+            unique = f"{name.replace('.', '_')}_{number}"
+        self.attributes[unique] = value
+        return unique
+
+
+def _attribute(module: fx.GraphModule, node: Any) -> Any:
+    return operator.attrgetter(str(node.target))(module)
+
+
+@contextlib.contextmanager
+def without_regions() -> Iterator[None]:
+    """Inside: tracers other than Dynamo, such as `torch.export`, trace a region as if unmarked."""
+    module = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
+    with mock.patch.object(module, "invoke_subgraph_placeholder", _called):
+        yield
+
+
+def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)

@@ -37,6 +37,7 @@ _PUBLIC = {
     "disable": "capture.coverage",
     "reset": "capture.coverage",
     "run": "capture.coverage",
+    "compile_regions": "capture.compile_regions",
     "precompile": "capture.precompile",
     "PackagedModule": "package.module",
     "export": "package.exporting",

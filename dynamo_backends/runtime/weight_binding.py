@@ -113,6 +113,14 @@ def _place(weight: Tensor, address: int) -> int:
     return address if value is None else -id(value)
 
 
+_References = Sequence["weakref.ref[Tensor]"]
+
+
+def _are(refs: _References, weights: Sequence[Tensor]) -> bool:
+    """Returns whether these are the same tensor objects."""
+    return all(ref() is w for ref, w in zip(refs, weights, strict=True))
+
+
 class Snapshot:
     """The addresses, versions and samples of a set of weights when they were prepared.
 
@@ -121,6 +129,9 @@ class Snapshot:
         copied: Positions of those whose contents the backend copied.
         policy: How contents are watched.
         on_death: Called when one of the weights is garbage-collected.
+
+    Attributes:
+        refs: The tensor objects.
     """
 
     def __init__(
@@ -161,11 +172,11 @@ class Snapshot:
             by_dtype.setdefault(view.dtype, []).append(view)
         self._views = list(by_dtype.values())
         self._contents = [self._read(group) for group in self._views]
-        self._refs = [weakref.ref(w, lambda _: on_death()) for w in weights]
+        self.refs: _References = [weakref.ref(w, lambda _: on_death()) for w in weights]
 
     def is_of(self, weights: Sequence[Tensor]) -> bool:
         """Returns whether these are the same tensor objects, wherever their memory is now."""
-        return all(ref() is w for ref, w in zip(self._refs, weights, strict=True))
+        return _are(self.refs, weights)
 
     def note_step(self, storages: frozenset[int]) -> None:
         """An optimizer has updated tensors in these storages."""
@@ -205,7 +216,11 @@ class Snapshot:
 
 
 MODELS = 4
-"""Number of sets of weights that stay bound; the least recently used one is evicted."""
+"""Number of sets of weights that stay bound at first; the least recently used one is evicted."""
+
+MOST_MODELS = 128
+"""Number of sets that stay bound at most: one more for each set that comes back after it was
+evicted, such as those of equal layers that one graph serves."""
 
 WASTED = 3
 """Consecutive preparations for a single call each, after which weights count as changing."""
@@ -229,6 +244,8 @@ class WeightBinding:
         self._report = report
         self._lock = fork_safe_lock()
         self._models: OrderedDict[tuple[int, ...], _Model] = OrderedDict()
+        self._evicted: OrderedDict[tuple[int, ...], _References] = OrderedDict()
+        self._limit = MODELS
         self._recent: _Model | None = None
 
     def bound(self, weights: Sequence[Tensor]) -> Bound:
@@ -252,19 +269,41 @@ class WeightBinding:
         if model is None:  # weights that moved leave their old memory behind
             for old in [k for k, m in self._models.items() if m.snapshot.is_of(weights)]:
                 model = self._models.pop(old)
+        if model is None:
+            self._note_return(key, weights)
         if model is None or model.key != key or not model.is_current(weights):
             model = self._prepare(key, weights, model)
         self._models[key] = self._recent = model
         return model
 
+    def _note_return(self, key: tuple[int, ...], weights: Sequence[Tensor]) -> None:
+        """Makes room for weights that were evicted and come back.
+
+        Sets that counted as changing because none had come back are forgotten: they will, too.
+        """
+        refs = self._evicted.pop(key, None)
+        if refs is None or not _are(refs, weights) or self._limit >= MOST_MODELS:
+            return
+        self._limit += 1
+        for other in [k for k, m in self._models.items() if m.is_evicting]:
+            del self._models[other]
+
+    def _evict(self) -> "_Model":
+        key, model = self._models.popitem(last=False)
+        self._evicted[key] = model.snapshot.refs
+        if len(self._evicted) > MOST_MODELS:
+            self._evicted.popitem(last=False)
+        return model
+
     def _prepare(
         self, key: tuple[int, ...], weights: Sequence[Tensor], before: "_Model | None"
     ) -> "_Model":
+        is_evicting = False
         if before is not None:
             self._report.rebinds += 1
             total.add(rebinds=1)
-        elif len(self._models) >= MODELS:
-            _, before = self._models.popitem(last=False)
+        elif is_evicting := len(self._models) >= self._limit:
+            before = self._evict()
         wasted = 1 if before is None else before.wasted + 1
         with clocked(StageClock(self._report.stage_seconds)), stage(VENDOR):
             live = self._executable.bind_live(weights) if wasted > WASTED else None
@@ -272,7 +311,9 @@ class WeightBinding:
         is_asked = live is not None or wasted <= WASTED or wasted % ASK_AGAIN == 0
         watched = copied if is_asked else ()
         snapshot = Snapshot(weights, watched, self._policy, self._forgetting(key))
-        return _Model(key, bound, snapshot, is_asked, wasted, wasted if live else 0)
+        rest = wasted if live else 0
+        is_evicting = is_evicting and wasted > WASTED
+        return _Model(key, bound, snapshot, is_asked, wasted, rest, is_evicting)
 
     def _forgetting(self, key: tuple[int, ...]) -> Callable[[], None]:
         """Forgets weights. A cycle of references would keep what is bound until a collection."""
@@ -287,6 +328,7 @@ class WeightBinding:
 
     def _forget(self, key: tuple[int, ...]) -> None:
         self._models.pop(key, None)
+        self._evicted.pop(key, None)
         recent = self._recent
         if recent is not None and recent.key == key:
             self._recent = None
@@ -303,6 +345,7 @@ class _Model:
         is_asked: Whether they are checked before a call; else they are prepared at each.
         wasted: How many preparations in a row, with this one, were used once.
         rest: What `wasted` is when this one was used again: live weights stay live.
+        is_evicting: Whether it counts as changing because sets before it were evicted.
     """
 
     key: tuple[int, ...]
@@ -311,6 +354,7 @@ class _Model:
     is_asked: bool
     wasted: int
     rest: int
+    is_evicting: bool
 
     def is_current(self, weights: Sequence[Tensor]) -> bool:
         """Returns whether weights at the same addresses are as they were prepared."""

@@ -8,7 +8,13 @@ from torch import Tensor
 
 from dynamo_backends import Executable, GraphReport
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.runtime.weight_binding import ASK_AGAIN, MODELS, WASTED, WeightBinding
+from dynamo_backends.runtime.weight_binding import (
+    ASK_AGAIN,
+    MODELS,
+    MOST_MODELS,
+    WASTED,
+    WeightBinding,
+)
 
 
 class Adding(Executable):
@@ -123,17 +129,42 @@ def test_one_instance_that_keeps_changing_costs_the_others_nothing():
     assert bench.made == ["prepared", *LIVE]
 
 
-def test_so_many_instances_stay_bound_and_of_more_all_become_live():
-    sets = [torch.full((3,), float(i)) for i in range(MODELS + 1)]
-    few, many = Bench(True), Bench(True)
-    for _ in range(20):
-        for weight in sets[:MODELS]:
-            few(weight)
+@pytest.mark.parametrize("has_live", [True, False])
+@pytest.mark.parametrize("count", [MODELS, MODELS + 1, 8 * MODELS])
+def test_instances_that_come_back_stay_bound(count: int, has_live: bool):
+    sets = [torch.full((3,), float(i)) for i in range(count)]
+    bench = Bench(has_live)
+    for _ in range(2):
         for weight in sets:
-            many(weight)
-    assert few.made == ["prepared"] * MODELS
-    assert many.made.count("prepared") <= WASTED * (MODELS + 1)
-    assert many.made[-MODELS:] == ["live"] * MODELS
+            bench(weight)
+    assert len(bench.made) <= 2 * count
+    bench.made.clear()
+    for _ in range(3):
+        for weight in sets:
+            bench(weight)
+    assert bench.made == []
+    assert not any(m.rest for m in bench.binding._models.values())
+
+
+def test_of_instances_that_are_too_many_to_stay_bound_all_become_live():
+    sets = [torch.full((3,), float(i)) for i in range(MOST_MODELS + 2 * MODELS)]
+    bench = Bench(True)
+    for _ in range(3):
+        for weight in sets:
+            bench(weight)
+    assert bench.made.count("prepared") <= WASTED * (MODELS + 1)
+    assert bench.made[-MODELS:] == ["live"] * MODELS
+    assert len(bench.binding._evicted) <= MOST_MODELS
+
+
+def test_evicted_weights_that_die_are_forgotten():
+    bench, sets = Bench(True), [torch.full((3,), float(i)) for i in range(MODELS + 1)]
+    for weight in sets:
+        bench(weight)
+    del weight
+    assert len(bench.binding._evicted) == 1
+    del sets[0]
+    assert len(bench.binding._evicted) == 0
 
 
 def test_dead_weights_are_forgotten():

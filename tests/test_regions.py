@@ -362,7 +362,7 @@ def test_a_graph_without_regions_is_itself():
     assert inline_regions(traced) is traced
 
 
-# Repeated blocks.
+# Repeated layers.
 
 
 def unmarked() -> tuple[nn.Module, Tensor]:
@@ -371,7 +371,7 @@ def unmarked() -> tuple[nn.Module, Tensor]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["openxla", "onnxrt", "ov", "inductor_freezing"])
-def test_one_graph_serves_equal_blocks(backend: str):
+def test_one_graph_serves_equal_layers(backend: str):
     model, x = unmarked()
     precise, expected = copy.deepcopy(model).double()(x.double()), model(x)
     assert dynamo_backends.compile_regions(model, backend=usable(backend)) is model
@@ -383,7 +383,7 @@ def test_one_graph_serves_equal_blocks(backend: str):
 
 
 @torch.no_grad()
-def test_the_weights_of_each_block_stay_prepared():
+def test_the_weights_of_each_layer_stay_prepared():
     model, x = unmarked()
     model.layers.extend(Block() for _ in range(12))
     dynamo_backends.compile_regions(model.eval(), backend="openxla")
@@ -399,7 +399,7 @@ def test_the_weights_of_each_block_stay_prepared():
     torch.testing.assert_close(model(x), copy.deepcopy(model)(x))
 
 
-def test_gradients_through_compiled_blocks():
+def test_gradients_through_compiled_layers():
     model, x = Stack(), torch.randn(2, 5, 8)
     twin = copy.deepcopy(model)
     dynamo_backends.compile_regions(model, backend="openxla")
@@ -409,32 +409,32 @@ def test_gradients_through_compiled_blocks():
         torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def compiled_blocks(model: nn.Module, **arguments: Any) -> list[str]:
+def compiled_layers(model: nn.Module, **arguments: Any) -> list[str]:
     dynamo_backends.compile_regions(model, **arguments)
     return [name for name, module in model.named_modules() if module._compiled_call_impl]
 
 
-def test_which_blocks_are_compiled():
+def test_which_layers_are_compiled():
     def block(width: int) -> nn.Module:
         return nn.Sequential(nn.Linear(width, width), nn.ReLU())
 
     stages = nn.ModuleList(nn.ModuleList(block(width) for _ in range(2)) for width in (3, 4))
     model = nn.ModuleDict({"stages": stages, "one": nn.ModuleList([block(5)])})
     names = ["stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"]
-    assert compiled_blocks(model) == names
+    assert compiled_layers(model) == names
     stack = Stack()
-    assert compiled_blocks(stack) == [f"layers.{i}" for i in range(LAYERS)]
+    assert compiled_layers(stack) == [f"layers.{i}" for i in range(LAYERS)]
     stack = Stack()
     stack._repeated_blocks = ["LayerNorm"]
-    assert compiled_blocks(stack) == [f"layers.{i}.norm" for i in range(LAYERS)]
+    assert compiled_layers(stack) == [f"layers.{i}.norm" for i in range(LAYERS)]
     stack = Stack()
-    assert len(compiled_blocks(stack, blocks="Block")) == LAYERS
+    assert len(compiled_layers(stack, classes="Block")) == LAYERS
 
 
-def test_without_blocks_it_says_what_there_is():
-    with pytest.raises(OptionError, match=r"Linear has no repeated blocks in a ModuleList"):
+def test_without_layers_it_says_what_there_is():
+    with pytest.raises(OptionError, match=r"Linear has no equal layers in a ModuleList"):
         dynamo_backends.compile_regions(nn.Linear(3, 3))
-    with pytest.raises(OptionError, match=r"blocks names \['Layer'\]; Stack has \['Block', "):
-        dynamo_backends.compile_regions(Stack(), blocks=["Layer", "Block"])
+    with pytest.raises(OptionError, match=r"classes names \['Layer'\]; Stack has \['Block', "):
+        dynamo_backends.compile_regions(Stack(), classes=["Layer", "Block"])
     with pytest.raises(OptionError, match="no option"):
         dynamo_backends.compile_regions(Stack(), options={"fast": True})

@@ -14,6 +14,8 @@ import dynamo_backends
 from dynamo_backends import GraphReport, OptionError
 from dynamo_backends._torch_private import calls_graphs, inline_regions
 from dynamo_backends.aot import autograd, traces
+from dynamo_backends.bench.suites import call, find_cases, suite
+from dynamo_backends.graph.fingerprint import fingerprint
 from tests.backend_checks import usable
 from tests.checking import assert_same, widen
 from tests.training.helpers import agree as gradients_agree
@@ -85,6 +87,10 @@ def assert_right(
 
 def model_and_input() -> tuple[nn.Module, Tensor]:
     return Stack(MarkedBlock).eval(), torch.randn(2, 5, 8)
+
+
+def unmarked() -> tuple[nn.Module, Tensor]:
+    return Stack().eval(), torch.randn(2, 5, 8)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -362,11 +368,100 @@ def test_a_graph_without_regions_is_itself():
     assert inline_regions(traced) is traced
 
 
+# Equal layers without marks.
+
+
+@torch.no_grad()
+def test_equal_layers_are_traced_once(traced: list[bool]):
+    model, x = unmarked()
+    assert_right(torch.compile(model, backend="openxla"), model, x)
+    assert traced == [True]
+
+
+def functional_graphs(function: Any, *inputs: Any, **named: Any) -> list[str]:
+    """What identifies the functional graphs of a function."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=dynamo_backends.compiler("openxla", verify="off"))
+    with torch.no_grad(), dynamo_backends.record() as reports:
+        compiled(*inputs, **named)
+    return [fingerprint(report.executable._graph) for report in reports]
+
+
+def unlike(x: Tensor, weights: list[Tensor]) -> Tensor:
+    """Layers of which the first reads one value twice where the others read two."""
+    y = x
+    for weight in weights:
+        y = torch.relu(x @ weight) + torch.sigmoid(y @ weight).cos() * 2
+        x, y = y.sin().exp() + x, (x.tanh() - y).abs()
+    return x + y
+
+
+def returning_all(x: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """Results of layers are read after the last one."""
+    found = []
+    for weight in weights:
+        x = (torch.relu(x @ weight) + x).sin().cos().exp().tanh().abs()
+        found.append(x * 2)
+    return found
+
+
+def of_views(x: Tensor, weights: list[Tensor]) -> list[Tensor]:
+    """Each layer returns a view of what it is given."""
+    found = []
+    for weight in weights:
+        found.append(x.T)
+        x = (torch.relu(x @ weight) + x).sin().cos().exp().tanh().abs()
+    return found
+
+
+def in_place(x: Tensor, weights: list[Tensor]) -> Tensor:
+    """Each layer writes to what the one before has returned."""
+    x = x + 1
+    for weight in weights:
+        x.add_(torch.relu(x @ weight).sin().cos().exp().tanh().abs().neg())
+    return x
+
+
+def of_constants(x: Tensor, weights: list[Tensor]) -> Tensor:
+    """Layers make tensors, draw, and read numbers of their own."""
+    for number, weight in enumerate(weights):
+        x = x @ weight + torch.arange(8.0) * torch.tensor(2.5)
+        x = F.layer_norm(x.sin().cos().exp(), (8,), eps=1e-5) * (2 if number < 4 else 3)
+    return x
+
+
+LAYERED = [(unlike, None), (returning_all, True), (of_views, None), (in_place, None),
+           (of_constants, None)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "has_regions"), LAYERED, ids=[f.__name__ for f, _ in LAYERED])
+def test_the_functional_graph_is_that_without_regions(
+    function: Any, has_regions: bool | None, traced: list[bool], monkeypatch: pytest.MonkeyPatch
+):
+    x, weights = torch.randn(8, 8), [torch.randn(8, 8) for _ in range(6)]
+    torch.testing.assert_close(torch.compile(function, backend="openxla")(x, weights),
+                               function(x, weights), rtol=1e-4, atol=1e-5)  # fmt: skip
+    by_region = functional_graphs(function, x, weights)
+    assert has_regions is None or traced[-1] is has_regions
+    monkeypatch.setattr(autograd, "mark_equal_layers", lambda captured: captured)
+    assert functional_graphs(function, x, weights) == by_region
+    assert traced[-1] is False
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "distilbert", "t5_encoder"])
+def test_the_functional_graph_of_a_model_is_that_without_regions(
+    name: str, traced: list[bool], monkeypatch: pytest.MonkeyPatch
+):
+    (case,) = find_cases(suite("transformers", "test"), [name])
+    model, inputs = case.make().eval(), case.inputs()
+    call_it = lambda batch: call(model, batch)  # noqa: E731
+    by_region = functional_graphs(call_it, inputs)
+    monkeypatch.setattr(autograd, "mark_equal_layers", lambda captured: captured)
+    assert functional_graphs(call_it, inputs) == by_region
+    assert traced == [True, False]
+
+
 # Repeated layers.
-
-
-def unmarked() -> tuple[nn.Module, Tensor]:
-    return Stack().eval(), torch.randn(2, 5, 8)
 
 
 @torch.no_grad()

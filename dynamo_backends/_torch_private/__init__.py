@@ -144,6 +144,7 @@ from dynamo_backends._torch_private.operators import (
     is_composite,
 )
 from dynamo_backends._torch_private.regions import (
+    call_region,
     calls_graphs,
     inline_regions,
     without_regions,

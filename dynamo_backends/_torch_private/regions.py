@@ -13,7 +13,7 @@ Dynamo and AOT Autograd trace a region once. Each call of it is a call of the hi
 import contextlib
 import importlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -51,13 +51,63 @@ def inline_regions(module: fx.GraphModule) -> fx.GraphModule:
     outputs = inliner.copy(module, None)
     inliner.graph.output(outputs)
     inliner.graph.output_node().meta = dict(module.graph.output_node().meta)
-    result = fx.GraphModule(inliner.attributes, inliner.graph, type(module).__name__)
+    return _like(module, inliner.attributes, inliner.graph)
+
+
+def call_region(
+    captured: fx.GraphModule,
+    layers: Sequence[Sequence[fx.Node]],
+    operands: Sequence[Sequence[fx.Node]],
+    results: Sequence[int],
+) -> fx.GraphModule:
+    """Returns a copy of a graph of Dynamo's with calls of one region in place of equal layers.
+
+    Args:
+        captured: The graph; it is not changed.
+        layers: The calls of each layer, in order, without others in between.
+        operands: What layers read: for each operand, a node for each layer.
+        results: Which calls of a layer others read, by their numbers.
+    """
+    region, graph = fx.Graph(), fx.Graph()
+    inner: dict[fx.Node, fx.Node] = {}
+    for read in operands:
+        inner[read[0]] = region.placeholder(read[0].name)
+        inner[read[0]].meta = dict(read[0].meta)
+    for node in layers[0]:
+        inner[node] = region.node_copy(node, inner.__getitem__)
+    region.output(tuple(inner[layers[0][i]] for i in results))
+    module = fx.GraphModule({}, region)
+    firsts = {layer[0]: number for number, layer in enumerate(layers)}
+    replaced = {node for layer in layers for node in layer}
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in captured.graph.nodes:
+        if node in firsts:
+            layer = layers[firsts[node]]
+            given = [copies[read[firsts[node]]] for read in operands]
+            called = graph.call_function(_operator, (graph.get_attr(_LAYER), _LAYER, *given))
+            called.meta["example_value"] = tuple(layer[i].meta["example_value"] for i in results)
+            for place, i in enumerate(results):
+                copies[layer[i]] = graph.call_function(operator.getitem, (called, place))
+                copies[layer[i]].meta = dict(layer[i].meta)
+        elif node not in replaced:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            if hasattr(node, "_dynamo_source"):
+                copies[node]._dynamo_source = node._dynamo_source
+    return _like(captured, {_LAYER: module}, graph)
+
+
+def _like(module: fx.GraphModule, attributes: Mapping[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """Returns a module with another graph, and what else there is to know of the given one."""
+    result = fx.GraphModule(dict(attributes), graph, type(module).__name__)
     for name, value in vars(module).items():
         if name not in vars(result):
             setattr(result, name, value)
     result.training = module.training
     result.meta.update(module.meta)
     return result
+
+
+_LAYER = "dynamo_backends_layer"
 
 
 class _Inliner:

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
+from dynamo_backends.aot.equal_layers import mark_equal_layers
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import has_network, recurrent_as_in_eager
 from dynamo_backends.aot.serialized import (
@@ -53,7 +54,7 @@ def compile_functional(
             processes.
         traces: Where the functional graph is kept for other processes; None: nowhere.
         marked: The captured graph with calls of regions, if it calls any. AOT Autograd traces each
-            region once where the functional graph is certain to be the same.
+            region, or one of several equal layers, once where the functional graph is the same.
 
     Returns:
         What Dynamo calls in place of the captured graph.
@@ -102,20 +103,34 @@ def compile_functional(
         ):
             return backend(graph, example_inputs)
 
-    by_region = marked is not None and marked is not captured and shortens
-    if by_region and traces is not None and traces.are_kept and not has_network(captured):
-        try:
-            called = trace(marked)
-        except Exception as error:  # torch cannot trace the operator, or the graph is not the same
-            if begun:
-                raise
-            log.debug("each call of a region is traced: %s", brief_error(error))
-            called = trace(captured)
+    if (
+        traces is not None
+        and traces.are_kept
+        and shortens
+        and _may_have_regions(captured, example_inputs)
+    ):
+        if marked is None or marked is captured:
+            marked = mark_equal_layers(captured)
     else:
+        marked = captured
+    try:
+        called = trace(marked)
+    except Exception as error:  # torch cannot trace the operator, or cannot compile what it traced
+        if begun or marked is captured:
+            raise
+        log.debug("each call of a region is traced: %s", brief_error(error))
         called = trace(captured)
     if private.must_keep_compiled():
         called = private.in_form_to_save(called)
     return _shortened(called, *sufficient[0]) if sufficient else called
+
+
+def _may_have_regions(captured: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Returns whether a graph is for inference, without networks that a mode computes otherwise."""
+    differentiated = torch.is_grad_enabled() and any(
+        isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
+    )
+    return not differentiated and not has_network(captured)
 
 
 class _RegionError(Exception):

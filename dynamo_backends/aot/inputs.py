@@ -185,11 +185,12 @@ def _writes(graph: fx.Graph) -> list[tuple[int | None, str]]:
     for node in graph.nodes:
         if node.op in ("call_function", "call_method"):
             line = source_line(node) or ""
-            found += [(_storage(target), line) for target in _written(node)]
+            found += [(_storage(target), line) for target in written_operands(node)]
     return [(storage, line) for storage, line in found if line]
 
 
-def _written(node: fx.Node) -> Sequence[Any]:
+def written_operands(node: fx.Node) -> Sequence[Any]:
+    """Returns what a call of a captured graph writes to, as its name and arguments say."""
     if node.kwargs.get("out") is not None:
         out: Any = node.kwargs["out"]
         return out if isinstance(out, list | tuple) else (out,)

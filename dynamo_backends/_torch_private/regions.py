@@ -143,6 +143,9 @@ class _Inliner:
                 values[node] = self.copy(
                     region, fx.map_arg(tuple(node.args[2:]), values.__getitem__)
                 )
+            elif _is_number(node) and _is_number(values[node.args[0]]):
+                # With dynamic=True torch 2.13 passes a tensor's number to later calls of a region.
+                values[node] = values[node.args[0]]
             elif node.target is operator.getitem and node.args[0].target is _operator:
                 values[node] = values[node.args[0]][node.args[1]]
             else:
@@ -169,6 +172,11 @@ class _Inliner:
             unique = f"{name.replace('.', '_')}_{number}"
         self.attributes[unique] = value
         return unique
+
+
+def _is_number(node: Any) -> bool:
+    """Returns whether a node reads a tensor's only element."""
+    return isinstance(node, fx.Node) and node.op == "call_method" and node.target == "item"
 
 
 def _attribute(module: fx.GraphModule, node: Any) -> Any:

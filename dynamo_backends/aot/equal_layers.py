@@ -43,8 +43,12 @@ def mark_equal_layers(captured: fx.GraphModule) -> fx.GraphModule:
 
 def _kind(node: fx.Node) -> str:
     """What equal calls have in common, besides their operands."""
-    arguments = fx.map_arg((node.args, node.kwargs), lambda _: ...)
+    arguments = fx.node.map_aggregate((node.args, node.kwargs), _without_operand)
     return f"{node.op} {id(node.target)} {arguments} {_description(node)}"
+
+
+def _without_operand(argument: Any) -> Any:
+    return ... if isinstance(argument, fx.Node) else argument
 
 
 def _description(node: fx.Node) -> str:

@@ -146,6 +146,7 @@ from dynamo_backends._torch_private.operators import (
 from dynamo_backends._torch_private.regions import (
     call_region,
     calls_graphs,
+    compile_module,
     inline_regions,
     without_regions,
 )

@@ -8,6 +8,7 @@ Dynamo and AOT Autograd trace a region once. Each call of it is a call of the hi
 | `torch._higher_order_ops.invoke_subgraph.invoke_subgraph`, its arguments | 2.11+ |
 | `torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder` | 2.11+ |
 | `fx.Node._dynamo_source` | 2.11+ |
+| `nn.Module._call_impl`, `._compiled_call_impl` | 2.11+ |
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from torch import fx
+import torch
+from torch import fx, nn
 from torch._higher_order_ops import invoke_subgraph as _operator
 from torch._ops import HigherOrderOperator
 
@@ -143,8 +145,9 @@ class _Inliner:
                 values[node] = self.copy(
                     region, fx.map_arg(tuple(node.args[2:]), values.__getitem__)
                 )
-            elif _is_number(node) and _is_number(values[node.args[0]]):
-                # With dynamic=True torch 2.13 passes a tensor's number to later calls of a region.
+            elif _reads_number(node) and not _is_tensor(values[node.args[0]]):
+                # With dynamic=True torch 2.13 passes a tensor to the first call of a region, and
+                # to later ones the number in it.
                 values[node] = values[node.args[0]]
             elif node.target is operator.getitem and node.args[0].target is _operator:
                 values[node] = values[node.args[0]][node.args[1]]
@@ -174,13 +177,33 @@ class _Inliner:
         return unique
 
 
-def _is_number(node: Any) -> bool:
-    """Returns whether a node reads a tensor's only element."""
-    return isinstance(node, fx.Node) and node.op == "call_method" and node.target == "item"
+def _reads_number(node: fx.Node) -> bool:
+    return node.op == "call_method" and node.target == "item"
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, fx.Node) and not _reads_number(value)
 
 
 def _attribute(module: fx.GraphModule, node: Any) -> Any:
     return operator.attrgetter(str(node.target))(module)
+
+
+def compile_module(module: nn.Module, **settings: Any) -> None:
+    """As `nn.Module.compile`, also for modules of torch's, whose code Dynamo captures in no frame.
+
+    Args:
+        module: The module.
+        settings: As for `torch.compile`.
+    """
+    if type(module).forward.__module__.partition(".")[0] != "torch":
+        module.compile(**settings)
+        return
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    module._compiled_call_impl = torch.compile(call, **settings)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from dynamo_backends._torch_private import compile_module
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import OptionError
 
@@ -49,7 +50,7 @@ def compile_regions(
     """
     compiled = compiler(backend, **(options or {}))
     for layer in _layers(model, classes):
-        layer.compile(backend=compiled, dynamic=dynamic, fullgraph=fullgraph)
+        compile_module(layer, backend=compiled, dynamic=dynamic, fullgraph=fullgraph)
     return model
 
 

@@ -97,7 +97,7 @@ def normalize(
         freeze: Whether parameters, buffers and constants are to be bound once.
         static: Which of the captured graph's inputs are parameters and buffers.
     """
-    module = fx.GraphModule(gm, copy_graph(gm.graph))
+    module = private.lazy_graph_module(gm, copy_graph(gm.graph))
     updates = private.noted_updates(gm.graph)
     inputs = [
         Input(p.name, _role(p, kind, gm.graph, static), updated_by=updates.get(i))

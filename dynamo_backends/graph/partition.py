@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import OpOverload, counts_flops
+from dynamo_backends._torch_private import OpOverload, counts_flops, lazy_graph_module
 from dynamo_backends.graph.aliasing import tensor_bytes
 from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.random import is_random
@@ -135,7 +135,7 @@ def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
     part.output(tuple(copies[n] for n in writes))
     known = dict(zip(graph.placeholders, graph.inputs, strict=True))
     roles = tuple(_role(known, n) for n in inputs)
-    module = fx.GraphModule(graph.module, part)
+    module = lazy_graph_module(graph.module, part)
     return Part(
         Graph(module, graph.kind, roles),
         on_backend,

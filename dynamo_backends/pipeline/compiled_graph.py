@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import control, disable_current_modes
+from dynamo_backends._torch_private import control, disable_current_modes, forward_of
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.eager_calls import for_eager
 from dynamo_backends.graph.graph import Graph
@@ -96,7 +96,7 @@ class InEager:
         values = [*args, *self.constants]
         args.clear()
         total.add(eager_calls=1)
-        results: Sequence[Any] = self.module.forward(*values)  # a call would print errors
+        results: Sequence[Any] = forward_of(self.module)(*values)
         return results
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.profiler import record_function
 
-from dynamo_backends._torch_private import is_profiled
+from dynamo_backends._torch_private import forward_of, is_profiled
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.eager_calls import for_eager
 from dynamo_backends.graph.graph import Graph, Role
@@ -79,8 +79,9 @@ class Block:
         pace: PaceCheck | None = None,
     ):
         self.executable = executable
-        forward = for_eager(graph.module).forward  # a call would print errors, and takes longer
-        self._switch = EagerSwitch(lambda v: forward(*v), [report], "block", may_fall_back)
+        eager = for_eager(graph.module)
+        run = lambda values: forward_of(eager)(*values)  # noqa: E731
+        self._switch = EagerSwitch(run, [report], "block", may_fall_back)
         binding = WeightBinding(executable, policy, report)
         self._bind, self._prepare = binding.bound, binding.prepare
         self._report = report
@@ -302,7 +303,7 @@ class EagerPart:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
         """Runs it on one value per graph input."""
-        results: Sequence[Any] = marked(self._module.forward, *values)
+        results: Sequence[Any] = marked(forward_of(self._module), *values)
         return results
 
     @functools.cached_property

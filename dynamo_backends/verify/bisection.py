@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends._torch_private import disable_current_modes
+from dynamo_backends._torch_private import disable_current_modes, forward_of
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph, source_line
 from dynamo_backends.graph.partition import extract
@@ -177,7 +177,7 @@ class _SlowSearch(_Search):
     def times(self, start: int, end: int) -> tuple[float, float]:
         """Returns the seconds that compiled code and eager take for some calls."""
         graph, given, bind = self._part(start, end)
-        run, eager = bind(), graph.module.forward
+        run, eager = bind(), forward_of(graph.module)
         with disable_current_modes(), torch.no_grad():
             return _fastest(run), _fastest(lambda: eager(*given))
 

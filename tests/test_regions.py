@@ -263,7 +263,7 @@ def _with_autocast(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.compiler.nested_compile_region
 def _slices(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x[:1].clone(), x[1:] * 2
+    return x[:2].clone(), x[1:] * 2
 
 
 def _viewing(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

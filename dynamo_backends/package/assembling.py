@@ -126,3 +126,8 @@ def packaged(backend: Backend) -> Backend:
 def compiler_of(name: str) -> str:
     """Returns what makes the executables in packages of a backend, for people."""
     return "AOTInductor" if name in _PACKAGED else name
+
+
+def loads_alone(name: str) -> bool:
+    """Returns whether executables in packages of a backend load where it cannot compile."""
+    return name in _PACKAGED

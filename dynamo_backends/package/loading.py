@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import (
+    CompileError,
     DynamoBackendsError,
     FallbackRefusedError,
     PackageError,
@@ -22,7 +23,13 @@ from dynamo_backends.interface.registry import availability_of
 from dynamo_backends.package import linked
 from dynamo_backends.package import weights as stored
 from dynamo_backends.package.archive import Archive
-from dynamo_backends.package.assembling import Contents, assembled, backend_of, packaged
+from dynamo_backends.package.assembling import (
+    Contents,
+    assembled,
+    backend_of,
+    loads_alone,
+    packaged,
+)
 from dynamo_backends.package.machine import described, differences
 from dynamo_backends.package.module import PackagedModule, Source
 from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
@@ -105,9 +112,12 @@ def _loaded(
     make = functools.cache(lambda: from_dict(json.loads(graph)))
     backend, reason = _usable(archive, contents, strict)
     if isinstance(backend, PackageBackend):
-        module = _linked(archive, contents, make, backend, checkpoint)
-        if module is not None:
-            return module
+        try:
+            module = _linked(archive, contents, make, backend, checkpoint)
+            if module is not None:
+                return module
+        except CompileError as error:
+            backend, reason = _elsewhere(archive, contents, strict, [brief_error(error)])
     portable = make()
     places = portable.places[: len(portable.weights)]
     specs = (Spec.of(place.meta["val"]) for place in places)
@@ -135,7 +145,11 @@ def _linked(
     backend: PackageBackend,
     checkpoint: str | os.PathLike[str] | None,
 ) -> PackagedModule | None:
-    """A module without its graph; None: the package has no linked program, or it cannot be used."""
+    """A module without its graph; None: the package has no linked program, or it cannot be used.
+
+    Raises:
+        CompileError: The system's loader refuses code that needs no other package.
+    """
     record = archive.manifest["linked"]
     if record is None:
         return None
@@ -143,8 +157,10 @@ def _linked(
     notes = archive.manifest["notes"]
     try:
         return linked.linked(record, contents, portable, weights, backend, notes)
-    except Exception:  # the graph tells what is wrong, or does
+    except Exception as error:  # the graph tells what is wrong, or does
         log.debug("a linked program cannot be used", exc_info=True)
+        if isinstance(error, CompileError) and loads_alone(contents.backend):
+            raise
         return None
 
 
@@ -154,29 +170,44 @@ def _usable(archive: Archive, contents: Contents, strict: bool) -> tuple[Backend
     inner = backend_of(contents.backend)
     if inner is None:
         return None, ""
-    saved = packaged(inner)
     found: list[str] = []
-    if saved is not inner and manifest["executables"]:
+    if manifest["executables"] and (loads_alone(inner.name) or availability_of(inner).usable):
+        saved = packaged(inner)
         found = differences(manifest["machine"], described(saved, contents.parsed(saved)))
-        if not found:  # what loads it needs no compiler, which `inner` does
+        if not found:
             return _keeping(archive, saved, strict), ""
+    return _elsewhere(archive, contents, strict, found)
+
+
+def _elsewhere(
+    archive: Archive, contents: Contents, strict: bool, found: Sequence[str]
+) -> tuple[Backend | None, str]:
+    """Returns what runs the portable form, and why; empty if nothing else was saved.
+
+    Args:
+        archive: The package.
+        contents: Of it.
+        strict: See `load`.
+        found: Why its executables cannot be used here.
+
+    Raises:
+        PackageError: `strict` forbids it.
+    """
+    inner = backend_of(contents.backend)
+    assert inner is not None
     available = availability_of(inner)
     if not available.usable:
         remedy = f" ({available.remedy})" if available.remedy else ""
         reason = f"{contents.backend} cannot run here: {available.reason}{remedy}"
         return None, "; ".join([*found, reason])
-    if not manifest["executables"]:
+    if not archive.manifest["executables"]:
         return inner, f"it has no executables of {contents.backend}" if strict else ""
-    if saved is inner:
-        found = differences(manifest["machine"], described(inner, contents.parsed(inner)))
-    if found:
-        if strict:
-            raise PackageError(
-                f"{archive.path} was saved for another machine: {'; '.join(found)}. "
-                "strict=True refuses to compile it; save it on this one."
-            )
-        return inner, "; ".join(found)
-    return _keeping(archive, inner, strict), ""
+    if strict:
+        raise PackageError(
+            f"{archive.path} was saved for another machine: {'; '.join(found)}. "
+            "strict=True refuses to compile it; save it on this one."
+        )
+    return inner, "; ".join(found)
 
 
 def _keeping(archive: Archive, inner: Backend, strict: bool) -> PackageBackend:

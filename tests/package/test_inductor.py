@@ -170,6 +170,17 @@ def test_one_library_serves_a_range(dtype: torch.dtype, tmp_path: Path):
 
 
 @pytest.mark.long
+def test_autotune_may_choose_inductor(tmp_path: Path):
+    model, path = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), tmp_path / "m.dbp"
+    options = {"candidates": ["inductor"], "budget_s": 60}
+    dynamo_backends.save(model, path, (torch.rand(4, 16),), backend="autotune", options=options)
+    module = dynamo_backends.load(path, strict=True)
+    assert module.backend in ("inductor", "eager")
+    assert module.notes == (f"autotune chose {module.backend} when it was saved",)
+    assert libraries_in(path) == (module.backend == "inductor")
+
+
+@pytest.mark.long
 def test_convolutions_are_packed_ahead(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     torch.manual_seed(0)
     model, path = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU()), tmp_path / "m"
@@ -255,6 +266,22 @@ def test_of_another_torch(
     other = rewritten(path, lambda found, _: found["machine"]["packages"].update({key: value}))
     with pytest.warns(UserWarning, match=text):
         assert dynamo_backends.load(other).backend == "eager"
+
+
+def test_a_library_that_the_system_refuses(saved: Any, monkeypatch: pytest.MonkeyPatch):
+    model, path = saved("inductor")
+
+    def lacks(_: Any) -> Any:
+        raise RuntimeError("libgomp.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(libraries, "open_library", lacks)
+    no_compiler(monkeypatch)
+    with pytest.warns(UserWarning, match=r"cannot be loaded: libgomp\.so\.1: cannot open"):
+        module = dynamo_backends.load(path)
+    with torch.no_grad():
+        torch.testing.assert_close(module(numbers(4, 8)), model(numbers(4, 8)))
+    with pytest.raises(PackageError, match=r"libgomp\.so\.1: .*strict=True refuses"):
+        dynamo_backends.load(path, strict=True)
 
 
 def test_a_damaged_library_is_not_loaded(

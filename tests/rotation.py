@@ -102,6 +102,7 @@ SHARES = {
     "test_positions.py": 18,
     "test_ranges.py": 4,
     "test_ranges_of_vendors.py": 14,
+    "test_regions.py": 6,
     "test_semantics.py": 10,
     "test_shared_programs.py": 2,
     "test_size_arithmetic.py": 16,

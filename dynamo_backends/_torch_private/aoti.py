@@ -69,10 +69,9 @@ def compile_ahead(
             _inductor.aot_compile(
                 module, tuple(inputs), options=right_for_constants({**settings, **own})
             )
-        operators = path.with_suffix(".json")
-        return SharedLibrary(
-            path.read_bytes(), operators.read_bytes() if operators.is_file() else None
-        )
+        described = [f for f in Path(folder).glob("*.json") if not f.stem.endswith("_metadata")]
+        operators = described[0].read_bytes() if described else None
+        return SharedLibrary(path.read_bytes(), operators)
 
 
 def open_library(library: SharedLibrary) -> Callable[[list[Tensor]], list[Tensor]]:

@@ -169,6 +169,22 @@ def test_one_library_serves_a_range(dtype: torch.dtype, tmp_path: Path):
         module(torch.rand(65, 8, 16, dtype=dtype))
 
 
+class Called(nn.Module):
+    """Has an operator for which Inductor has no loop, and torch no C function."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.matrix_exp(x) + torch.relu(x)
+
+
+def test_operators_that_torch_calls_by_name(tmp_path: Path):
+    path, x = tmp_path / "m.dbp", torch.rand(4, 4) - 0.5
+    dynamo_backends.save(Called().eval(), path, (x,), backend="inductor")
+    _, (result,) = in_a_new_process(path, [x], tmp_path)
+    torch.testing.assert_close(result, Called()(x))
+    (entry,) = manifest(path)["executables"]
+    assert sorted(entry["parts"]) == ["0.json", "0.so", "contents"]
+
+
 @pytest.mark.long
 def test_autotune_may_choose_inductor(tmp_path: Path):
     model, path = nn.Sequential(nn.Linear(16, 16), nn.ReLU()).eval(), tmp_path / "m.dbp"

@@ -91,7 +91,7 @@ def load_libraries(parts: Mapping[str, bytes], graph: Graph, reserve: bool) -> L
     """Recreates an executable from its parts (see `parts_of`).
 
     Args:
-        parts: The parts.
+        parts: The parts; large ones may be any buffer.
         graph: Has the inputs and outputs of the one that was compiled.
         reserve: Keep the memory of temporaries between calls.
 
@@ -99,7 +99,7 @@ def load_libraries(parts: Mapping[str, bytes], graph: Graph, reserve: bool) -> L
         CompileError: They are damaged, or cannot be loaded here.
     """
     try:
-        contents = json.loads(parts[_CONTENTS])
+        contents = json.loads(bytes(parts[_CONTENTS]))
         made = LibraryExecutable(graph, contents["frozen"], contents["ranged"])
         for program in contents["programs"]:
             operators = None if program["operators"] is None else parts[program["operators"]]

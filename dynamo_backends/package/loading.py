@@ -22,7 +22,7 @@ from dynamo_backends.interface.errors import (
 from dynamo_backends.interface.registry import availability_of
 from dynamo_backends.package import linked
 from dynamo_backends.package import weights as stored
-from dynamo_backends.package.archive import Archive
+from dynamo_backends.package.archive import MAPPED, Archive
 from dynamo_backends.package.assembling import (
     Contents,
     assembled,
@@ -212,9 +212,16 @@ def _elsewhere(
 
 def _keeping(archive: Archive, inner: Backend, strict: bool) -> PackageBackend:
     """Returns a backend with the executables of a package."""
+
+    def read(part: str) -> Any:
+        # A library may be as large as the weights, and is written to another file: no copy here.
+        if loads_alone(inner.name) and archive.sizes[part] >= MAPPED:
+            return archive.read_memory(part).numpy().data
+        return archive.read(part)
+
     kept = InMemoryParts(
         {
-            entry["mark"]: {name: archive.read(part) for name, part in entry["parts"].items()}
+            entry["mark"]: {name: read(part) for name, part in entry["parts"].items()}
             for entry in archive.manifest["executables"]
         }
     )

@@ -387,6 +387,23 @@ def test_equal_layers_are_traced_once(traced: list[bool]):
     assert traced == [True]
 
 
+def test_equal_layers_in_inference_mode(traced: list[bool]):
+    model, x = unmarked()
+    compiled = torch.compile(model, backend="openxla")
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert traced == [True]
+
+
+def setting_modes(x: Tensor, weights: list[Tensor]) -> Tensor:
+    """A layer ends in another mode than it begins in."""
+    for number, weight in enumerate(weights):
+        torch.set_grad_enabled(number % 2 == 0)
+        x = (torch.relu(x @ weight) + x).sin().cos().exp().tanh().abs()
+    torch.set_grad_enabled(False)
+    return x
+
+
 def functional_graphs(function: Any, *inputs: Any, **named: Any) -> list[str]:
     """What identifies the functional graphs of a function, in canonical form."""
     torch._dynamo.reset()
@@ -442,7 +459,14 @@ def of_constants(x: Tensor, weights: list[Tensor]) -> Tensor:
     return x
 
 
-LAYERED = {unlike: None, returning_all: True, of_views: None, in_place: None, of_constants: True}
+LAYERED = {
+    setting_modes: False,
+    unlike: None,
+    returning_all: True,
+    of_views: None,
+    in_place: None,
+    of_constants: True,
+}
 
 
 @pytest.mark.parametrize("function", LAYERED)

@@ -20,6 +20,9 @@ LEAST_CALLS = 8
 _PERIODS = 4
 """So many distances between equal calls are tried, the most frequent ones first."""
 
+_STARTS = 16
+"""So many calls are tried as the first one of a layer."""
+
 Layers = Sequence[Sequence[fx.Node]]
 
 
@@ -76,7 +79,8 @@ def _repeated(calls: Sequence[fx.Node], kinds: Sequence[str]) -> Iterator[Layers
     for period in periods[:_PERIODS]:
         first, length = _longest([a == b for a, b in zip(kinds, kinds[period:], strict=False)])
         count = length // period + 1
-        for start in range(first, first + length % period + 1) if count > 1 else ():
+        shifts = min(length % period + 1, _STARTS) if count > 1 else 0
+        for start in range(first, first + shifts):
             starts = range(start, start + count * period, period)
             yield [calls[i : i + period] for i in starts]
 
@@ -96,7 +100,8 @@ def _marked(captured: fx.GraphModule, layers: Layers) -> fx.GraphModule | None:
     What a region returns may not share memory with what it is given, nor may it write to that: AOT
     Autograd would not see it.
     """
-    if any(written_operands(node) for node in layers[0]):
+    # Without a value is what sets a mode, which may not end where it began.
+    if any(written_operands(x) or "example_value" not in x.meta for x in layers[0]):
         return None
     numbers = [{node: i for i, node in enumerate(layer)} for layer in layers]
     operands: dict[tuple[fx.Node, ...], None] = {}

@@ -91,6 +91,7 @@ SHARES = {
     "ort/test_errors.py": 2,
     "ort/test_models.py": 3,
     "ort/test_trial.py": 5,
+    "package/test_inductor.py": 2,
     "package/test_new_process.py": 2,
     "package/test_package.py": 3,
     "test_autoload.py": 2,

@@ -323,7 +323,7 @@ def test_libraries_leave_no_files(saved: Any, tmp_path: Path, monkeypatch: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-def test_equal_code_with_other_weights_is_refused():
+def test_the_fewest_weights_tell_libraries_apart():
     from dynamo_backends.inductor.libraries import _telling
 
     assert _telling([["a", "x"], ["a", "y"]]) == [1]

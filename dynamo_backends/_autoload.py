@@ -145,8 +145,8 @@ def _announce(package: str) -> None:
     @functools.cache
     def announce() -> None:
         logging.getLogger("dynamo_backends").warning(
-            "torch.compile(backend=%r) is %s's backend, because that package was imported; this "
-            "package's is dynamo_backends.compiler(%r)", name, package, name
+            "torch.compile(backend=%r) uses %s's backend because that package was imported. For "
+            "this package's backend pass backend=dynamo_backends.compiler(%r).", name, package, name
         )  # fmt: skip
 
     @functools.wraps(theirs)

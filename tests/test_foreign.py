@@ -165,10 +165,10 @@ def test_what_a_backend_lists_is_its_own_but_tpus_tensors_are_torch_tpus(
     listed = Availability(True, "", devices=("cpu", "tpu", "mps"))
     monkeypatch.setattr(get_backend("openxla"), "availability", lambda: listed)
     assert compile_foreign(get_backend("openxla"), graph, [on("mps")]) is None
-    with pytest.raises(DeviceError, match="no Dynamo backend called 'xpu'"):
+    with pytest.raises(DeviceError, match="no Dynamo backend named 'xpu'"):
         compile_foreign(get_backend("openxla"), graph, [on("xpu")])
     monkeypatch.setattr("dynamo_backends.runtime.foreign.foreign_kind", lambda *_: "tpu")
-    with pytest.raises(DeviceError, match="no Dynamo backend called 'tpu'"):
+    with pytest.raises(DeviceError, match="no Dynamo backend named 'tpu'"):
         compile_foreign(get_backend("openxla"), graph, [])
 
 

@@ -196,7 +196,10 @@ def test_a_later_process_runs_in_eager_without_compiling(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         report = called(function, later, calls=2)
     assert (first.compiled, later.compiled, later.ran) == (1, 0, 0)
-    reason = "compiled, it took 42 times eager's time (42 ms, eager 1 ms), as was measured before"
+    reason = (
+        "compiled code takes 42 times eager's time (42 ms, eager 1 ms), according to an earlier "
+        "measurement"
+    )
     assert {f.reason for f in report.fallbacks} == {reason}
     assert outcomes(report) == [("block", "slower", True)]
     assert reason in caplog.text
@@ -229,7 +232,7 @@ def test_a_later_process_does_not_measure_again_what_is_fast_enough():
     called(function, Slow(0.5))
     report = called(function, Slow(42), calls=40)
     assert outcomes(report) == [("block", "fast enough", False)]
-    assert report.paces[0].reason == "as was measured before"
+    assert report.paces[0].reason == "according to an earlier measurement"
 
 
 @pytest.mark.parametrize("change", ["threads", "cache"])
@@ -318,7 +321,7 @@ def test_a_graph_that_is_slower_as_a_whole_is_replaced_whole():
     assert outcomes(reports[0])[-1] == ("graph", "slower", True)
     assert backend.ran == ran
     again = called(fn, Slow(9, refused="cumsum"), calls=2)
-    assert again.reverted.startswith("compiled, it took ")
+    assert again.reverted.startswith("compiled code takes ")
     assert (again.blocks, again.ops_on_backend) == (0, 0)
 
 
@@ -426,7 +429,7 @@ def test_explain_shows_it():
             call(torch.randn(5))
         text = str(call.explanation())
     flat = " ".join(text.split())
-    assert "beside eager: a block (1x aten.mul.Tensor," in flat
+    assert "speed compared with eager: a block (1x aten.mul.Tensor," in flat
     assert "slower, 42 times eager's time (42 ms, eager 1 ms); it runs in eager" in flat
 
 
@@ -447,7 +450,7 @@ def test_the_slow_operator_is_found_on_request(monkeypatch: pytest.MonkeyPatch):
         found = dynamo_backends.explain(function, torch.randn(5), backend=resolved, slow=True)
     (noted,) = found.reports[0].paces
     assert (noted.outcome, noted.factor, noted.replaced) == ("slower", pytest.approx(42), False)
-    start = "most of that in aten.cumsum.default, at "
+    start = "most of the time is spent in aten.cumsum.default, at "
     assert noted.reason.startswith(start)
     assert noted.reason.endswith(": 42.0 times eager's time (42 ms, eager 1 ms)")
     backend.ran = backend.compiled = 0

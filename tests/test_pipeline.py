@@ -106,7 +106,7 @@ def test_sizes_run_in_eager_once_programs_leave_before_they_have_paid(
         calls[served.by] += served.calls
     assert calls == {"exact": 5, "eager": 3}, "5 has a program still"
     (text,) = reports[0].failures
-    assert "more than twice the 2 that are kept (max_executables)" in text
+    assert "more than twice as many sets occur as the 2 executables that are kept" in text
     assert text in caplog.text
 
 

@@ -107,7 +107,7 @@ def graph_from_text(text: str, functions: Functions = FUNCTIONAL) -> fx.Graph:
         _check_node(op, target, kwargs, functions)
         node = graph.create_node(op, target, args, kwargs, name)
         if node.name != name:
-            raise ValueError(f"{name!r} has become {node.name!r}")
+            raise ValueError(f"node {name!r} was renamed to {node.name!r}")
         node.meta.update(meta)
         if stack_trace is not None:
             node.meta["stack_trace"] = stack_traces[stack_trace]
@@ -158,12 +158,12 @@ def unpack_static(parts: Mapping[str, bytes]) -> fx.GraphModule:
 def _check_node(op: str, target: Any, kwargs: Mapping[str, Any], functions: Functions) -> None:
     """Raises where a node is none of such a graph, or has more than names in its code."""
     if op not in _OPS and not (op == "call_method" and functions.calls_methods):
-        raise ValueError(f"a node of a functional graph is no {op!r}")
+        raise ValueError(f"a functional graph cannot contain a node with op {op!r}")
     is_call = op == "call_function"
     if callable(target) is not is_call or not (is_call or str(target).isidentifier()):
-        raise ValueError(f"{op} of {target!r}")
+        raise ValueError(f"unsupported node: {op} of {target!r}")
     if not all(map(str.isidentifier, kwargs)):
-        raise ValueError(f"arguments {list(kwargs)}")
+        raise ValueError(f"unsupported keyword arguments: {list(kwargs)}")
 
 
 def _pack_constants(constants: Mapping[str, Any]) -> tuple[dict[str, list[int]], bytes]:
@@ -173,7 +173,7 @@ def _pack_constants(constants: Mapping[str, Any]) -> tuple[dict[str, list[int]],
     with disable_current_modes():
         for name, value in constants.items():
             if type(value) is not Tensor or "." in name or not _is_plain(value):
-                raise UnserializableError(f"{name} is no plain tensor of the graph's own")
+                raise UnserializableError(f"an attribute {name} that is not a plain tensor")
         strides = {name: list(tensor.stride()) for name, tensor in constants.items()}
         return strides, save({name: tensor.contiguous() for name, tensor in constants.items()})
 
@@ -261,7 +261,7 @@ class _Encoder:
             return {"descriptor": [type(value).__name__, list(fields.items())]}
         if callable(value) and (name := self._functions.name_of(value)) is not None:
             return {"function": name}
-        raise UnserializableError(f"a {type(value).__name__} in a graph of static sizes")
+        raise UnserializableError(f"a {type(value).__name__} in a graph with static sizes")
 
 
 def _decoder(nodes: list[fx.Node], functions: Functions) -> Callable[[dict[str, Any]], Any]:
@@ -287,7 +287,7 @@ def _operator(name: str) -> OpOverload:
     if not isinstance(op, OpOverload):
         raise TypeError(
             f"the graph calls {name}, which is not registered in this process; import the package "
-            "that brings it"
+            "that registers it"
         )
     return op
 
@@ -296,7 +296,7 @@ def _operator(name: str) -> OpOverload:
 def _setting(name: str) -> Any:
     value = getattr(torch, name)
     if not isinstance(value, _SETTINGS):
-        raise TypeError(f"torch.{name} is no dtype, layout or memory format")
+        raise TypeError(f"torch.{name} is not a dtype, layout or memory format")
     return value
 
 
@@ -306,16 +306,18 @@ def _descriptor(content: Any) -> Any:
     kind = getattr(descriptors, name)
     kinds = descriptors.AOTInput, descriptors.AOTOutput
     if not (isinstance(kind, type) and issubclass(kind, kinds)):
-        raise TypeError(f"{name} is no descriptor")
+        raise TypeError(f"{name} is not a method descriptor")
     return kind(**dict(fields))
 
 
 def _looks(tensor: FakeTensor) -> list[Any]:
     if tensor.layout != torch.strided or is_lazy(tensor):
-        raise UnserializableError("a tensor that is not strided, or is read in another way")
+        raise UnserializableError(
+            "a tensor that is not strided, or whose conjugate or negative bit is set"
+        )
     size, stride, offset = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
     if not all(type(n) is int for n in (*size, *stride, offset)):
-        raise UnserializableError("a SymInt in a graph of static sizes")
+        raise UnserializableError("a SymInt in a graph with static sizes")
     is_parameter = isinstance(tensor, torch.nn.Parameter)
     dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
     return [size, stride, offset, dtype, device, tensor.requires_grad, is_parameter]

@@ -79,7 +79,7 @@ class WrapperTensor(Tensor):
     @classmethod
     def refusal(cls, func: Any) -> Exception:
         """Returns the error of an operator that does not know of a step's replay."""
-        return NotImplementedError(f"{func} of a tensor that has no contents")
+        return NotImplementedError(f"{func} was called on a placeholder tensor, which has no data")
 
 
 def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:

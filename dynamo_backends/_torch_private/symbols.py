@@ -69,7 +69,7 @@ class FreshSymbols:
         """
         own = sympy.sympify(expression).xreplace(self._own)
         if not own.free_symbols <= self.values.keys():
-            raise ValueError(f"the size {expression} is over symbols that nothing is known of")
+            raise ValueError(f"the size {expression} uses symbols without a known value")
         made: Any = self._env.create_symintnode(own, hint=int(own.xreplace(self.values)))
         return made
 

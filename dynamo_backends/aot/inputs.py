@@ -137,11 +137,11 @@ def _why_not_frozen(treated_as: Role, role: Role, kind: str, options: Options) -
     if role not in WEIGHT_ROLES:
         return ""
     if kind != "inference":
-        return "training graphs read the weights that each call has"
+        return "weights are not frozen in training graphs"
     if options.freezing == "off":
         return 'the option freezing is "off"'
     if treated_as is Role.ACTIVATION:
-        return "AOT Autograd does not say that each call has the same tensor"
+        return "AOTAutograd does not guarantee that every call gets the same tensor"
     return ""
 
 

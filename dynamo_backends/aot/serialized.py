@@ -19,11 +19,11 @@ from dynamo_backends.interface.errors import DoubleBackwardError, SaveError
 from dynamo_backends.interface.report import Kind
 
 _NO_DOUBLE_BACKWARD = (
-    "a compiled graph has no gradients of gradients: torch.compile makes a forward and a backward "
-    "graph, and the backward graph cannot be differentiated. Run what is differentiated twice (a "
-    "gradient penalty, a Hessian product, torch.autograd.grad(..., create_graph=True)) in eager: "
-    "call the module itself there instead of its compiled form, or decorate that function with "
-    "torch.compiler.disable. The rest can stay compiled."
+    "a compiled graph does not support double backward: torch.compile makes one forward and one "
+    "backward graph, and the backward graph cannot be differentiated. Run code that is "
+    "differentiated twice (a gradient penalty, a Hessian-vector product, torch.autograd.grad(..., "
+    "create_graph=True)) in eager: call the original module there, or decorate that function with "
+    "torch.compiler.disable. Other code can stay compiled."
 )
 
 
@@ -95,15 +95,15 @@ def pickled_if_kept(compile_graph: GraphCompiler, complete: bool) -> bytes | Non
     """
     if not private.aot_cache_is_enabled():
         return None
-    reason = "an input is of a subclass of Tensor"
+    reason = "an input is an instance of a Tensor subclass"
     if complete:
         try:
             return pickle.dumps(compile_graph)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            reason = f"its compiler cannot be pickled ({error})"
+            reason = f"the backend cannot be pickled ({error})"
     if private.must_keep_compiled():
         raise SaveError(f"this graph cannot be saved to a file: {reason}")
-    log.debug("a graph will be captured anew in other processes: %s", reason)
+    log.debug("a graph will be captured again in other processes: %s", reason)
     return None
 
 

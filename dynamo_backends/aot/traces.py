@@ -92,7 +92,7 @@ class Traces:
         try:
             packed = pack_static(gm)
         except UnserializableError as error:
-            log.debug("a graph will be traced anew in other processes: %s", brief_error(error))
+            log.debug("a graph will be traced again in other processes: %s", brief_error(error))
             return
         _store().put(self._key, {**packed, _STATIC: json.dumps(sorted(static)).encode()})
 

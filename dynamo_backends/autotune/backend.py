@@ -21,14 +21,16 @@ class Autotune(Backend):
     """The backend that chooses for each graph the fastest backend whose results are right."""
 
     name = "autotune"
-    summary = "for each graph the fastest backend whose results were verified"
+    summary = (
+        "measures candidate backends for each graph and uses the fastest one with verified results"
+    )
     dynamic_shapes = "as the chosen backend"
     Options = AutotuneOptions
     is_verified = True
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        return Availability(True, "eager can always be chosen")
+        return Availability(True, "eager is always available")
 
     def compile_captured_graph(
         self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int

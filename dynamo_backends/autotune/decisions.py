@@ -111,7 +111,7 @@ class Decision:
             ValueError: It is not the dict of a decision; the message says why.
         """
         if not isinstance(given, dict) or given.get("format") != FORMAT:
-            raise ValueError(f"it has not the format {FORMAT}")
+            raise ValueError(f"it does not have the format {FORMAT}")
         hints = {f.name: f for f in dataclasses.fields(cls)}
         values = {name: given[name] for name in hints if name in given}
         missing = [name for name in _TYPES if not isinstance(values.get(name), _TYPES[name])]
@@ -129,7 +129,7 @@ class Decision:
             of_names = dict(values.get(numbers, {}))
             values[numbers] = {str(name): float(number) for name, number in of_names.items()}
         if values["winner"] not in {c.name for c in values["candidates"]}:
-            raise ValueError("its winner is none of its candidates")
+            raise ValueError("its winner is not one of its candidates")
         return cls(**values)
 
 
@@ -201,7 +201,7 @@ class Decisions:
         try:
             decision = Decision.from_dict(json.loads(data))
             if f"{decision.key}.json" != name:
-                raise ValueError("it is a decision with another key")
+                raise ValueError("its key does not match the file name")
         except (ValueError, TypeError) as error:
             path = self.folder / name
             log.warning("ignored an unusable decision of autotune, %s: %s", path, error)

@@ -97,8 +97,8 @@ class GraphBudget:
             return f"not tried: the {budget} {'are' if self.budget.share_s else 'is'} spent"
         expected = compile_s + self._measuring_s
         return (
-            f"not tried: about {expected:.0f} s for it are more than what is left of the "
-            f"{budget}{' beside that of the backward graph' * self._is_part}"
+            f"not tried: it needs about {expected:.0f} s, more than what is left of the "
+            f"{budget}{' after reserving time for the backward graph' * self._is_part}"
         )
 
     def warn(self, cut: Sequence[str], what: str) -> None:
@@ -112,16 +112,16 @@ class GraphBudget:
         """
         if cut and self.budget.share_s:
             log.info(
-                "autotune: %s: %s not tried within the %.0f s that are for this graph. With more "
-                "time, options={'budget_s': ...}, or named, options={'candidates': ...}, they are",
+                "autotune: %s: %s not tried within the %.0f s for this graph. To try them, raise "
+                "options={'budget_s': ...} or name them in options={'candidates': ...}.",
                 what,
                 ", ".join(cut),
                 self.budget.share_s,
             )
         elif cut and self.budget.tell():
             log.warning(
-                "autotune's budget of %g s, which is for all graphs of this process, does not "
-                "last: %s not tried (%s). With more time, options={'budget_s': ...}, they are",
+                "autotune's budget of %g s, which all graphs of this process share, is exhausted: "
+                "%s not tried (%s). To try them, raise options={'budget_s': ...}.",
                 self.budget.total_s,
                 ", ".join(cut),
                 what,

@@ -245,7 +245,11 @@ class StepSubject(GraphSubject):
         try:
             return self.compile_overwriting(candidate)
         except DynamoBackendsError as error:
-            log.debug("%s copies the results of a step: %s", candidate.name, error)
+            log.debug(
+                "%s returns step results out of place, so they are copied: %s",
+                candidate.name,
+                error,
+            )
         return CopyingProgram(self.graph, self.build(candidate))
 
     def compile_overwriting(self, candidate: Candidate) -> StepProgram:

@@ -40,9 +40,11 @@ from dynamo_backends.workers.race import Run
 
 log = logging.getLogger("dynamo_backends")
 
-_LOCAL = "not tried: it is registered in this process alone, and another one tunes"
+_LOCAL = (
+    "not tried: the backend is registered in this process only, and tuning runs in another process"
+)
 
-_SPENT = "what is left of the budget of {:g} s suffices for no candidate"
+_SPENT = "the remaining budget of {:g} s is too short for any candidate; raise the option budget_s"
 
 _COMPARISONS = 3  # while weights change
 
@@ -65,7 +67,7 @@ def compile_in_background(subject: FunctionSubject) -> Callable[..., Any]:
         owner.leave(str(error))
         return owner
     if not background.submit("begin", _begin, owner=owner):
-        owner.leave("too many graphs were captured at once")
+        owner.leave("too many graphs were captured at the same time")
     return owner
 
 
@@ -73,16 +75,28 @@ def _unsuitable(subject: FunctionSubject) -> str:
     """Returns why a graph is not tuned in the background; empty if it is."""
     of_one_size = not has_symbols(subject.captured)
     if subject.kind == "training" and of_one_size and not subject.options.cache:
-        return "what is chosen for forward and backward graph is found on disk, and cache=False"
+        return (
+            "decisions for forward and backward graphs are exchanged through the disk cache, which "
+            "cache=False disables"
+        )
     if any(isinstance(x, torch.SymFloat | torch.SymBool) for x in subject.example_inputs):
-        return "an input is a number that is no size, for which mode='wait' tunes alone"
+        return "an input is a SymFloat or SymBool, which only mode='wait' supports"
     if any(x is None for x in subject.values):
-        return "a size is a symbol without a value, of which there is no copy"
+        return (
+            "a symbolic size has no concrete value, so its inputs cannot be copied to the tuning "
+            "process"
+        )
     if subject.devices not in ([], ["cpu"]):
-        return "its tensors are not on the CPU, and another process would take memory there twice"
+        return (
+            "its tensors are not on the CPU, and copying them to the tuning process would double "
+            "the device memory"
+        )
     kinds = {type(x) for x in subject.values if isinstance(x, Tensor)}
     if others := kinds - {Tensor, nn.Parameter, nn.Buffer}:
-        return f"an input is a {min(kind.__name__ for kind in others)}, of which there is no copy"
+        return (
+            f"an input is a {min(kind.__name__ for kind in others)}, which cannot be copied to the "
+            "tuning process"
+        )
     return ""
 
 
@@ -112,7 +126,7 @@ def _serves_at_once(owner: BackgroundTunedGraph) -> bool:
             if verdict.wrong or failure_of(subject.reports[name]):
                 return False
         except Exception as error:
-            log.debug("%s does not run the first call: %s", name, brief_error(error))
+            log.debug("%s cannot run the first call: %s", name, brief_error(error))
             return False
         if known is None:
             owner.serve(name, result, tuner)
@@ -135,7 +149,7 @@ def _begin(owner: BackgroundTunedGraph) -> None:
             problem = _take_over(owner, tuner, result)
             if not problem:
                 return
-            log.warning("autotune chooses anew, %s %s", result.winner, problem)
+            log.warning("autotune tunes this graph again: %s %s", result.winner, problem)
         tuning_thread.add(_task(owner, tuner))
     except Exception as error:
         log.debug("tuning in the background failed", exc_info=True)
@@ -168,7 +182,7 @@ def _task(owner: BackgroundTunedGraph, tuner: GraphTuner) -> Task:
             return
         sizes = str(owner.symbols.traffic) if owner.symbols is not None else ""
         if problem := _take_over(owner, tuner, result, sizes):
-            owner.leave(f"{result.winner} was verified, and {problem}")
+            owner.leave(f"{result.winner} was verified while tuning, but {problem}")
 
     options = subject.options
     return Task(
@@ -229,7 +243,7 @@ def _serve_meanwhile(owner: BackgroundTunedGraph, tuner: GraphTuner, name: str) 
         _load(owner, tuner.candidate(name))
     except Exception as error:
         text = str(error) if isinstance(error, WrongWinner) else f"failed: {brief_error(error)}"
-        log.info("autotune: %s does not serve meanwhile: it %s", name, text)
+        log.info("autotune: %s does not run calls while tuning continues: it %s", name, text)
         return
     owner.serve(name, TuningResult(name, (CandidateReport(name),)), tuner)
     owner.followed.change(meanwhile=name)
@@ -273,7 +287,7 @@ def _load(owner: BackgroundTunedGraph, candidate: Candidate) -> None:
         run = _build(owner, subject, candidate)
         for values in _inputs(owner):
             if mismatch := _mismatch(owner, subject, candidate, run, values):
-                raise WrongWinner(f"is wrong here: {mismatch}")
+                raise WrongWinner(f"computes wrong results in this process: {mismatch}")
         if failure := failure_of(subject.reports[candidate.name]):
             raise WrongWinner(failure)
 
@@ -303,7 +317,7 @@ def _build(owner: BackgroundTunedGraph, subject: FunctionSubject, candidate: Can
             run(_arguments(subject, values).fresh())
     if unknown := symbols.assumed.unknown:
         names = ", ".join(sorted(map(str, unknown)))
-        raise WrongWinner(f"assumes something of {names}, which no input tells")
+        raise WrongWinner(f"depends on {names}, which cannot be checked against the inputs")
     return run
 
 

@@ -40,7 +40,7 @@ def run_isolated(
         try:
             serialization.write(Path(folder), captured, arguments.values)
         except serialization.NotWritable as error:
-            return f"not tried: it needs a process of its own, and {error}"
+            return f"not tried: its trial needs a separate process, and {error}"
         request = {
             "folder": folder,
             "candidate": dataclasses.asdict(candidate),

@@ -72,8 +72,8 @@ def check_names(names: Sequence[str], backend: str) -> None:
             usual = sorted({EAGER, *TORCHS, *list_backends(), *third_party_backends()})
             usual.remove(ITSELF)
             raise OptionError(
-                f"option 'candidates' of {backend} names {name!r}, which is no backend to choose "
-                f"from.{hint} There are: {', '.join(usual)}."
+                f"option 'candidates' of {backend} names {name!r}, which is not a known "
+                f"backend.{hint} Valid names: {', '.join(usual)}."
             )
 
 
@@ -91,11 +91,11 @@ class AutotuneOptions(Int8Options):
         objective: "latency": the shortest time of a single call after a pause; "throughput": the
             shortest time per call when calls follow each other; "memory": the smallest growth of
             the process's memory (a slower candidate may win).
-        budget_s: Seconds that this process may spend on tuning with these options, in all. Where
-            no candidates are named, one graph may spend 8 to 30 of them, by the time of a call in
-            eager (`graph_budget.graph_limit_s`). Candidates that are likely to lose are tried last.
-            The likeliest one of the first graph is tried in any case; later graphs for which
-            nothing is left stay in eager.
+        budget_s: Time limit for tuning in seconds, shared by all graphs of this process with these
+            options. If no candidates are named, one graph gets 8 to 30 of these seconds, depending
+            on the time of a call in eager (`graph_budget.graph_limit_s`). Candidates with a low
+            predicted speedup are tried last. The most promising candidate of the first graph is
+            always tried; later graphs for which no time is left run in eager.
         precision: "float32" demands results as accurate as eager's. "bf16" also admits
             candidates that compute in bfloat16, if their results are as accurate as eager's under
             autocast, and their error at most a tenth of the size of the results
@@ -103,16 +103,16 @@ class AutotuneOptions(Int8Options):
             linear layers and convolutions in int8, or keep their weights so, if their results on
             held-out batches of `calibration` are within `tolerance`, and those on the real inputs,
             too (docs/int8.md). For inference on the CPU.
-        isolate: Whose first compilation and calls happen in a process of their own, so that a
-            crash or a hang costs only the candidate: "third-party" (backends of other packages),
+        isolate: Candidates that are first compiled and called in a separate process, so that a
+            crash or a hang only excludes the candidate: "third-party" (backends of other packages),
             "all", or "off".
-        trial_timeout_s: Seconds after which such a process is ended and its candidate dropped.
+        trial_timeout_s: Seconds after which an isolated candidate is killed and excluded.
         mode: "wait": the first call tunes. "background": calls run in eager while another process
             tunes on copies of their inputs, and the winner takes over between two calls;
             `budget_s` are seconds of processors there (docs/autotune.md).
-        first_call_s: With "background": a candidate that a decision on disk names, or that promises
-            most of those that are expected to compile in so many seconds, is compiled in the first
-            call.
+        first_call_s: With "background": maximum predicted compile time in seconds of a candidate
+            that is compiled in the first call: the winner of a saved decision, or the most
+            promising candidate.
     """
 
     candidates: tuple[str, ...] = ()
@@ -150,17 +150,15 @@ class AutotuneOptions(Int8Options):
         check_names(self.candidates, backend)
         if self.is_int8 and (self.mode != "wait" or self.isolate == "all"):
             raise OptionError(
-                f"precision='int8' of {backend} proves candidates in this process, where the "
-                "batches of calibration are; mode must be 'wait', and isolate not 'all'."
+                f"precision='int8' of {backend} validates candidates in this process, which holds "
+                "the calibration batches; set mode='wait', and isolate='third-party' or 'off'."
             )
 
     def refuse_beside(self, who: str) -> None:
         """See `Options.refuse_beside`: refuses to tune beside the calls, too."""
         super().refuse_beside(who)
         if self.mode != "wait":
-            raise OptionError(
-                f"{who} tunes while its caller waits; mode must be 'wait', not {self.mode!r}."
-            )
+            raise OptionError(f"{who} tunes synchronously; mode must be 'wait', not {self.mode!r}.")
 
     def exact(self) -> "AutotuneOptions":
         """Returns these options for candidates that do not compute in int8."""

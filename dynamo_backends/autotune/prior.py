@@ -358,8 +358,8 @@ class CandidatePruner:
             return ""
         self._left_out[name] = at_most
         return (
-            f"not tried: it is expected to be at most {at_most:.2f} times as fast as eager, "
-            f"{'the best one is' if self._measured else 'another one'} {best:.2f} times"
+            f"not tried: its predicted speedup over eager is at most {at_most:.2f}, and that of "
+            f"{'the best one is' if self._measured else 'another one'} {best:.2f}"
         )
 
     def measured(self, speedup: float) -> list[str]:

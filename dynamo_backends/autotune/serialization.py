@@ -89,7 +89,9 @@ def read(folder: Path) -> tuple[fx.GraphModule, list[Any]]:
 def _attribute(captured: fx.GraphModule, name: str) -> Tensor:
     value = getattr(captured, name, None)
     if not isinstance(value, Tensor):
-        raise NotWritable(f"the graph contains another graph, {name}")
+        raise NotWritable(
+            f"the graph contains a subgraph or another attribute that is not a tensor, {name}"
+        )
     return value.detach()
 
 
@@ -112,7 +114,7 @@ def _function(name: str) -> Any:
             return operator.attrgetter(".".join(parts[length:]))(module)
         except (ImportError, AttributeError):
             continue
-    raise NotWritable(f"there is no function {name}")
+    raise NotWritable(f"there is no importable function {name}")
 
 
 _FUNCTIONS = packing.Functions(_function_name, _function, True, private.concrete)

@@ -86,7 +86,7 @@ def failure_of(reports: Sequence[GraphReport]) -> str:
         )
         if reason
     ]
-    return ": ".join(["none of its operators run on this backend", *reasons[:1]])
+    return ": ".join(["the backend runs none of its operators", *reasons[:1]])
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Workload:
             try:
                 found.append(Trial(other, *given, clock=clock, where=" (on perturbed inputs)"))
             except Exception:
-                log.debug("eager does not take perturbed inputs", exc_info=True)
+                log.debug("eager raised an error on perturbed inputs", exc_info=True)
         found += [
             Trial(other, *given, clock=clock, where=" (at other sizes)") for other in self.others
         ]
@@ -440,7 +440,10 @@ class TuningSession:
         short = self._budget.total_s if self._cut else 0.0
         disturbed = not measured.sure
         if disturbed:
-            text = "%s: a busy machine: %s; it is raced again later"
+            text = (
+                "%s: timings were disturbed by other processes (%s); candidates are measured again "
+                "later"
+            )
             log.info(text, self._workload.title, measured.contention)
         return Outcome(winner, tuple(rows), short, {"reference": self._reference_s}, disturbed)
 
@@ -466,9 +469,9 @@ class TuningSession:
         if name == winner:
             return ""
         if self._options.objective == "memory":
-            return f"takes no less memory than {winner}"
+            return f"does not use less memory than {winner}"
         assert row.seconds is not None and best.seconds is not None
         ratio = row.seconds / best.seconds
         if ratio < 1 + EQUAL:
-            return f"no faster than {winner}, beyond doubt or by more than {EQUAL:.0%}"
+            return f"within {EQUAL:.0%} of {winner}, or not significantly faster"
         return f"takes {ratio:.2f} times as long as {winner}"

@@ -182,7 +182,9 @@ def within(
             return run(*args)
         if not is_told:
             is_told = True
-            log.warning("autotune: %s is right where %s; other sizes run in eager", name, assumed)
+            log.warning(
+                "autotune: %s is valid only where %s; other sizes run in eager", name, assumed
+            )
         return eager(*args)
 
     return call
@@ -287,13 +289,13 @@ def old_places(captured: fx.GraphModule, old: Description) -> list[int]:
     for i, place in enumerate(places):
         named = _REBUILT.search(private.dynamo_source_name(place) or "")
         if named is None:
-            raise ValueError(f"an input of the copy of the graph is unknown: {place.name}")
+            raise ValueError(f"the graph copy has an unknown input: {place.name}")
         position = int(named["place"])
         if i in sizes:
             position = _position(old, of_size, position, sizes[i][1])
         found.append(position)
     if sorted(found) != list(range(len(old.values))) or not _alike(old.values, values, found):
-        raise ValueError("the copy of the graph was captured with other symbols")
+        raise ValueError("the graph copy was captured with different symbols")
     return found
 
 

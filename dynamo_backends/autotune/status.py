@@ -61,19 +61,19 @@ class TuningStatus:
     def __str__(self) -> str:
         """Returns all of it but the graph, in one line."""
         spent = f"{self.spent_s:.1f} s of {self.budget_s:g} s used"
-        spent += f", {self.meanwhile} serves meanwhile" if self.meanwhile else ""
+        spent += f", {self.meanwhile} runs calls meanwhile" if self.meanwhile else ""
         match self.state:
             case "tuning" if self.candidate:
                 return f"tuning candidate {self.candidate} ({self.number} of {self.of}, {spent})"
             case "tuning" if self.of:
                 return f"tuning: measuring the candidates ({spent})"
             case "tuning":
-                return f"tuning: the other process starts ({spent})"
+                return f"tuning: starting the tuning process ({spent})"
             case "loading":
-                return f"winner {self.winner}: loading and comparing with eager"
+                return f"winner {self.winner}: loading, and comparing with eager"
             case "serving":
                 chosen = f", chosen over {self.sizes}" if self.sizes else ""
-                return f"verified winner {self.winner} serving{chosen}"
+                return f"verified winner {self.winner} runs calls{chosen}"
             case "gave up":
                 return f"gave up ({self.reason})"
         return self.state
@@ -183,7 +183,7 @@ def _after_fork() -> None:
     for each in list(_followed.values()):
         each.after_fork()
         if not each.status.is_settled:
-            each.give_up("this process was forked from the one that tunes", logging.INFO)
+            each.give_up("this process was forked from the process that tunes", logging.INFO)
 
 
 if hasattr(os, "register_at_fork"):

@@ -38,8 +38,8 @@ from dynamo_backends.workers.statistics import separate_speedup
 
 log = logging.getLogger("dynamo_backends")
 
-COMPARED = "real steps are still being compared"
-_WRONG = "wrong in its own way of steps"
+COMPARED = "training steps are still being compared"
+_WRONG = "wrong when it compiles steps natively"
 
 
 class TunedStep(StepProgram):
@@ -116,7 +116,7 @@ class TunedStep(StepProgram):
                     candidate = self._tuner.candidate(row.name)
                     programs[row.name] = subject.compile_overwriting(candidate)
                 except Exception as error:
-                    log.debug("%s is not tried on real steps: %s", row.name, error)
+                    log.debug("%s is not tried on training steps: %s", row.name, error)
         return self._compare(self._verified(programs, verifier), keep=False)
 
     def _tune(self, verifier: StepVerifier, inputs: list[Any]) -> dict[str, StepProgram]:
@@ -134,7 +134,7 @@ class TunedStep(StepProgram):
                 candidate = self._tuner.candidate(result.winner)
                 programs[result.winner] = subject.compile_step(candidate)
             except Exception as error:
-                log.warning("autotune leaves %s out: %s", result.winner, brief_error(error))
+                log.warning("autotune excludes %s: %s", result.winner, brief_error(error))
         tried = any(row.compile_s is not None for row in rows)
         return self._compare(self._verified(programs, verifier) | native, keep=tried)
 
@@ -185,7 +185,9 @@ class TunedStep(StepProgram):
             try:
                 program = self._subject.compile_overwriting(self._tuner.candidate(name))
             except DynamoBackendsError as error:
-                log.debug("%s copies the results of a step: %s", name, error)
+                log.debug(
+                    "%s returns step results out of place, so they are copied: %s", name, error
+                )
                 return None
             except Exception as error:
                 return CandidateReport(name, f"could not be compiled: {brief_error(error)}"), None
@@ -263,7 +265,7 @@ class TunedStep(StepProgram):
             if row.name not in seconds or math.isinf(seconds[row.name]):
                 return row
             took = f"{seconds[winner] * 1e3:.3g} ms against {seconds[row.name] * 1e3:.3g} ms"
-            reason = "" if row.name == winner else f"{winner} took {took} in real steps"
+            reason = "" if row.name == winner else f"{winner} took {took} in training steps"
             own = drop_warmup_times(samples.get(row.name, comparison.eager))
             ratio = separate_speedup(drop_warmup_times(comparison.eager), own)
             speedup = ratio.value, ratio.low, ratio.high
@@ -275,7 +277,9 @@ class TunedStep(StepProgram):
     def _conclude(self, winner: str, rows: Sequence[CandidateReport]) -> None:
         """Keeps who takes steps from now on."""
         rows = [
-            replace(r, reason=f"{FUNCTION}: its steps were compared") if r.name == EAGER else r
+            replace(r, reason=f"{FUNCTION}: measured as the uncompiled function")
+            if r.name == EAGER
+            else r
             for r in rows
         ]
         self._result = self._result._replace(winner=winner, candidates=tuple(rows))
@@ -291,9 +295,9 @@ class TunedStep(StepProgram):
         winner, report = self._result.winner, self._subject.report
         reports = [] if report is None else [report]
         names = [name for name, program in self._rivals.items() if program is self._program]
-        failure = f"{[*names, winner][0]} failed in a step"
+        failure = f"{[*names, winner][0]} failed in a training step"
         if self.comparison is not None and list(self._rivals) != [winner]:
-            then = "others go on"
+            then = "the other candidates continue"
             switch = EagerSwitch(self._run_in_eager, reports, "step", failure=failure, then=then)
             switch.instead(error, inputs, taken)
             self.comparison.give_up(list(self._rivals).index(names[0]))
@@ -305,5 +309,5 @@ class TunedStep(StepProgram):
 
 
 def _wrong(row: CandidateReport, mismatch: str) -> CandidateReport:
-    log.warning("autotune does not let %s take steps: %s", row.name, mismatch)
+    log.warning("autotune excludes %s from training steps: %s", row.name, mismatch)
     return replace(row, reason=f"{_WRONG}: {mismatch}")

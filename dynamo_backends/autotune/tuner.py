@@ -114,7 +114,7 @@ class GraphTuner:
             return None
         problem = self.rebuild(result.winner, rebuild)
         if problem:
-            log.warning("autotune chooses anew, %s %s", result.winner, problem)
+            log.warning("autotune tunes this graph again: %s %s", result.winner, problem)
             return None
         return result
 
@@ -163,7 +163,7 @@ class GraphTuner:
         """
         subject, budget = self.subject, self.budget
         if subject.options.mode == "background":
-            log.info("autotune: a %s was not decided for, and runs in eager", subject.title)
+            log.info("autotune: there is no decision for a %s, which runs in eager", subject.title)
             return EAGER_ALONE
         competing = [c for c in subject.competing if c.name not in without]
         if without and not competing:
@@ -192,7 +192,7 @@ class GraphTuner:
                     self._keep_early(session, work.arguments.mutated)
                     raise
         except Exception as error:
-            log.warning("autotune left a graph to eager: %s", brief_error(error))
+            log.warning("autotune failed, and a graph runs in eager: %s", brief_error(error))
             log.debug("autotune failed", exc_info=True)
             return EAGER_ALONE
         return self.accept(outcome, work.arguments.mutated)
@@ -201,17 +201,22 @@ class GraphTuner:
         """Keeps what a session knew that the user interrupted."""
         outcome = session.decide_early()
         if outcome is None:
-            log.warning("autotune was interrupted before any candidate was proven right")
+            log.warning(
+                "autotune was interrupted before any candidate was verified; nothing is saved"
+            )
             return
         self.accept(outcome, mutated)
         log.warning(
-            "autotune was interrupted; of what it has tried, %s is the fastest for %s. %s",
+            "autotune was interrupted; among the candidates tried so far, %s is the fastest for "
+            "%s. %s",
             outcome.winner,
             self.subject.title,
-            "With cache=False that is not kept."
+            "With cache=False the decision is not saved."
             if self.key is None
-            else "The next call takes it. With a larger budget_s, or after `dynamo-backends cache "
-            "clear`, autotune tunes again.",
+            else (
+                "The decision is saved, and the next call uses it. To tune again, raise budget_s "
+                "or run `dynamo-backends cache clear`."
+            ),
         )
 
     def untried(
@@ -259,7 +264,7 @@ class GraphTuner:
         if self.key is None:
             return
         key, options = self.subject.key, self.subject.options
-        with done_without(self.subject.report, "keeping autotune's decision"):
+        with done_without(self.subject.report, "saving autotune's decision"):
             Decisions().put(
                 Decision(
                     self.key,

@@ -219,9 +219,9 @@ class TuningThread(QueueThread[Task]):
                     known[heard.candidate] = CandidateReport(heard.candidate, reason)
                     continue
                 suspect, losses = heard.candidate, losses + 1
-                log.info("autotune: the process that tunes was lost: %s", lost)
+                log.info("autotune: the tuning process was lost: %s", lost)
                 if losses > SPARE:
-                    text = f"the process that tunes was lost {losses} times, at last: {lost}"
+                    text = f"the tuning process was lost {losses} times; the last time: {lost}"
                     raise GaveUp(text) from lost
         if "problem" in answered:
             heard.count()
@@ -282,7 +282,9 @@ def _folder() -> Iterator[Path]:
         try:
             folder = opened.enter_context(process_folder(cache_folder() / "tuning"))
         except OSError as error:
-            raise GaveUp(f"there is no place for a copy of the graph: {error}") from error
+            raise GaveUp(
+                f"a copy of the graph cannot be written to the cache folder: {error}"
+            ) from error
         yield folder
 
 

@@ -118,7 +118,7 @@ class Trial:
             with autocast_bfloat16():
                 results = list(self._original(list(args)))
         except Exception:
-            log.debug("eager fails under autocast", exc_info=True)
+            log.debug("eager raised an error under autocast", exc_info=True)
             return self._expected
         results += [args[i] for i in sorted(self._arguments.mutated)]
         return [
@@ -180,7 +180,9 @@ class Trial:
             self._arguments.weights.restore()
         written = set(watch.changed()) - self._touched(args)
         if spoilt or written:
-            return Verdict(f"it writes to input {min({*spoilt, *written})}, which eager does not")
+            return Verdict(
+                f"it writes to input {min({*spoilt, *written})}, which eager does not write to"
+            )
         wrong = self._shape(args, results) or _reused(args, results, alive)
         alive += results
         results += [args[i] for i in sorted(self._arguments.mutated)]
@@ -262,7 +264,7 @@ def _reused(args: Sequence[Any], results: Sequence[Any], alive: Sequence[Any]) -
     inputs = {memory_of(a) for a in args}
     earlier = {memory_of(r) for r in alive} - inputs - {None}
     if any(memory_of(r) in earlier for r in results):
-        return "its results overwrite those of the call before"
+        return "its results overwrite those of the previous call"
     return ""
 
 

@@ -175,7 +175,7 @@ def tuned(
         run = torch.compile(module, backend=choose, dynamic=symbols is not None)
         run(*(value for i, value in enumerate(values) if i not in static and i not in sizes))
     if len(answers) != 1:
-        return {"problem": "the copy of the graph is not one graph"}
+        return {"problem": "the graph copy was not captured as one graph"}
     return answers[0]
 
 
@@ -247,7 +247,7 @@ def _where_right(
             run(workload.arguments.fresh())
         assumed = Assumed(symbols.assumed(), symbols.numbers)
         if assumed.unknown:
-            raise Unsuitable(f"assumes {assumed}, which no input tells")
+            raise Unsuitable(f"depends on {assumed}, which cannot be checked against the inputs")
         return lambda args: run(args) if assumed.holds(args) else eager(args)
 
     return dataclasses.replace(prepared, build=build)

@@ -44,10 +44,10 @@ def require_backend(name: str) -> None:
         exports.require(name)
     elif file.endswith(".py"):
         if not Path(file).is_file():
-            raise UnknownBackendError(f"there is no file {file!r} with a backend {function!r}.")
+            raise UnknownBackendError(f"there is no file {file!r} with a function {function!r}.")
     elif file:
         if not _is_module(file):
-            raise UnknownBackendError(f"there is no module {file!r} with a backend {function!r}.")
+            raise UnknownBackendError(f"there is no module {file!r} with a function {function!r}.")
     elif name in list_backends():
         available = get_backend(name).availability()
         if not available.usable:

@@ -18,16 +18,16 @@ Shown = tuple[str, Any, str]
 
 HEADS = (
     ("candidate", "Who competed", True),
-    ("× eager", "Median time of eager over its own", False),
+    ("× eager", "Median time of eager divided by the candidate's median time", False),
     ("why not", "Why it does not run the graph", True),
     ("from", "Lower end of the 95% confidence interval", False),
     ("to", "Upper end", False),
     ("ms", "Median of a call", False),
     ("error", "Root mean square error against float64, relative to the output", False),
     ("compile s", "Compilation and first call", False),
-    ("pays off after", "Calls after which compiling has paid for itself", False),
+    ("pays off after", "Number of calls after which compilation has paid for itself", False),
     ("verify s", "Comparison with eager", False),
-    ("race s", "Measuring, pauses included", False),
+    ("race s", "Time spent measuring, including pauses", False),
 )
 
 
@@ -81,7 +81,7 @@ def reason(row: CandidateReport, chosen: str) -> str:
     if row.reason:
         return row.reason
     runs = row.graph or row.name in chosen.split(", ")
-    return "chosen" if runs else "chosen, and failed later"
+    return "chosen" if runs else "chosen, but failed later"
 
 
 def pays_off(row: CandidateReport, eager: CandidateReport | None) -> float | None:

@@ -213,7 +213,7 @@ class Outcome:
         if values.get("speedup") is not None:
             values["speedup"] = Speedup(**values["speedup"])
         if values.get("status") not in STATUSES:
-            raise ValueError(f"{values.get('status')!r} is no status")
+            raise ValueError(f"{values.get('status')!r} is not a valid status")
         return cls(**values)
 
 

@@ -73,7 +73,7 @@ class Change:
             return ""
         loads = [o.load for o in (self.before, self.after) if o.load is not None]
         others = " and ".join(f"{load:.1f}" for load in loads)
-        had = f" (other programs had {others} processors)" if others else ""
+        had = f" (other processes used {others} CPUs)" if others else ""
         return f"eager took {took:.2f} times as long{had}"
 
 

@@ -25,15 +25,15 @@ _DETAILED = 60  # decisions: of the others there are lines in the table
 _KEY = 12  # characters of a key that `cache ls` shows
 
 _COLUMNS = (
-    ("key", "As `cache ls` shows it", True),
+    ("key", "Key, as `dynamo-backends cache ls` shows it", True),
     ("decided", "When", True),
-    ("graph", "What it was made for", True),
-    ("calls", "In the graph", False),
-    ("chosen", "Who runs it", True),
-    ("× eager", "Median time of eager over that of the chosen one", False),
-    ("compile s", "Compilation and first call of the chosen one", False),
-    ("pays off after", "Calls after which compiling has paid for itself", False),
-    ("inputs", "Types and shapes of the inputs that are no weights", True),
+    ("graph", "Kind of graph", True),
+    ("calls", "Number of operators in the graph", False),
+    ("chosen", "Backend that runs the graph", True),
+    ("× eager", "Median time of eager divided by that of the chosen backend", False),
+    ("compile s", "Compilation and first call of the chosen backend", False),
+    ("pays off after", "Number of calls after which compilation has paid for itself", False),
+    ("inputs", "Dtypes and shapes of the inputs that are not weights", True),
 )
 
 
@@ -78,7 +78,7 @@ def decisions_page(decisions: Sequence[Decision], command: str) -> str:
 def headline(decisions: Sequence[Decision]) -> str:
     """Returns the result in one sentence."""
     if not decisions:
-        return "Nothing has been decided yet."
+        return "There are no decisions yet."
     if len(decisions) == 1:
         return _sentence(decisions[0])
     counts = Counter(d.winner for d in decisions).most_common()
@@ -91,9 +91,12 @@ def _sentence(decision: Decision) -> str:
     graph = f"the {decision.graph} graph of {decision.ops} calls"
     rivals = f"{others} other candidate{'' if others == 1 else 's'}"
     if decision.winner == EAGER:
-        return f"Eager runs {graph}: of {rivals} none is right and faster."
+        return f"Eager runs {graph}: none of {rivals} is correct and faster."
     if decision.objective == "memory":
-        return f"{decision.winner} runs {graph}: it takes the least memory, beside {rivals}."
+        return (
+            f"{decision.winner} runs {graph}: it uses the least memory of all candidates, compared "
+            f"with {rivals}."
+        )
     if row.speedup is None:
         return f"{decision.winner} runs {graph}, chosen over {rivals}."
     value, low, high = map(as_ratio, row.speedup)
@@ -136,10 +139,12 @@ def _section(decision: Decision) -> _Section:
         "objective": decision.objective,
         "precision": decision.precision,
         "writes to inputs": decision.mutated,
-        "short of time": f"the budget of {decision.short_of_s:g} s did not last for all"
+        "short of time": (
+            f"the budget of {decision.short_of_s:g} s was too short to try all candidates"
+        )
         if decision.short_of_s
         else "",
-        "busy machine": "others had the processors while candidates were raced"
+        "busy machine": "other processes used the CPUs while candidates were measured"
         if decision.disturbed
         else "",
         "key": decision.key,

@@ -71,8 +71,8 @@ def require_torch_device(device: str) -> None:
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError(
-            "--device cuda needs a GPU and a torch that is built for it; "
-            "`dynamo-backends doctor` says what is missing."
+            "--device cuda needs a GPU and a torch build with CUDA; run `dynamo-backends doctor` "
+            "to see what is missing."
         )
 
 

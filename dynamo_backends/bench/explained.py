@@ -154,7 +154,9 @@ def measure(
         noted.run(True)
         runs["graphs in eager"] = lambda: noted.run(True)
     except Exception as error:
-        notes.append(f"Graphs were not timed in eager, which raised {brief_error(error)}")
+        notes.append(
+            f"The graphs were not timed in eager, because eager raised {brief_error(error)}"
+        )
     timings = time_candidates(
         runs,
         rounds,
@@ -188,7 +190,9 @@ def _parts(compiled: Callable[[], Any], notes: list[str]) -> dict[str, float]:
                 compiled()
             synchronize()
     except Exception as error:  # one profiler at a time
-        notes.append(f"Blocks were not timed: torch's profiler raised {brief_error(error)}")
+        notes.append(
+            f"The blocks were not timed, because torch's profiler raised {brief_error(error)}"
+        )
         return {}
     seconds: dict[str, float] = {}
     for event in found.key_averages():
@@ -230,23 +234,26 @@ def _reasons(explanation: Explanation, times: Times) -> Iterator[str]:
     trains = any(report.kind == "backward" for report in explanation.reports)
     if outside > _TELLING * own and not trains:  # else it holds the backward graphs
         yield (
-            f"{outside / own:.0%} of a call are outside of graphs: Dynamo's guards, and what it "
-            f"leaves to eager."
+            f"{outside / own:.0%} of the time of a call is spent outside of graphs: in Dynamo's "
+            "guards, and in code that Dynamo runs in eager."
         )
     in_eager, on_backend = _by_place(times)
     if in_eager > _TELLING * own:
-        yield f"{in_eager / own:.0%} of a call are operators in eager between the blocks."
+        yield (
+            f"{in_eager / own:.0%} of the time of a call is spent in operators that run in eager "
+            "between the compiled blocks."
+        )
     padded = sum(s.calls for r in explanation.reports for s in r.served if s.by == "padded")
     if padded:
         yield (
-            f"{padded} of its calls were padded: their programs compute more positions than there "
-            f"are. Sizes that come again get programs of their own."
+            f"{padded} calls ran with padded inputs, whose programs also compute the padding. "
+            "Sizes that occur often are compiled exactly."
         )
     if on_backend > eager:
         yield (
-            f"The programs of {explanation.backend} alone take {on_backend * 1e3:.3g} ms a call, "
-            f"and eager's kernels {eager * 1e3:.3g}: this model is not one that it makes faster. "
-            f'backend="autotune" keeps eager where nothing is faster.'
+            f"The programs of {explanation.backend} take {on_backend * 1e3:.3g} ms per call, and "
+            f"eager's kernels take {eager * 1e3:.3g} ms, so this backend does not make the model "
+            'faster. backend="autotune" keeps eager where nothing is faster.'
         )
 
 

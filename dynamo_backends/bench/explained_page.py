@@ -89,7 +89,7 @@ def headline(explanation: Explanation, times: Times | None) -> str:
     """Returns the result in one sentence."""
     name, backend = explanation.function, explanation.backend
     if not explanation.graphs:
-        return f"Nothing of {name} was captured: all of it runs in eager."
+        return f"No graph of {name} was captured: all of it runs in eager."
     found = times.call.speedup if times is not None else None
     if times is None or found is None:
         return f"{backend} compiles {name} in {count(len(explanation.graphs), 'graph')}."
@@ -204,15 +204,19 @@ def _contests(report: GraphReport) -> list[CandidateTable]:
 
 
 COLUMNS = (
-    ("what", "A call, its graphs, and the parts that a graph was split into", True),
-    ("ops", "Calls in it", False),
+    ("what", "A call, its graphs, and the blocks that a graph was split into", True),
+    ("ops", "Number of calls", False),
     ("eager ms", "Median in eager", False),
-    ("ms", "Median compiled; of parts the mean under torch's profiler", False),
-    ("× eager", "Median time of eager over its own, from the same rounds", False),
+    ("ms", "Median compiled time; for blocks the mean under torch's profiler", False),
+    ("× eager", "Median time of eager divided by the compiled time, from the same rounds", False),
     ("from", "Lower end of the 95% confidence interval", False),
     ("to", "Upper end", False),
-    ("compile s", "What the backend took; of the whole: all calls, Dynamo included", False),
-    ("pays off after", "Calls after which compiling has paid for itself", False),
+    (
+        "compile s",
+        "Compile time of the backend; for the whole call all calls including Dynamo",
+        False,
+    ),
+    ("pays off after", "Number of calls after which compilation has paid for itself", False),
 )
 
 Row = list[Shown]

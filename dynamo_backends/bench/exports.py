@@ -38,7 +38,7 @@ def require(name: str) -> None:
         OptionError: There is no such export.
     """
     if name not in _NEEDS:
-        raise OptionError(f"{name!r} is none of {', '.join(_NEEDS)}.")
+        raise OptionError(f"{name!r} is not one of {', '.join(_NEEDS)}.")
     package, remedy = _NEEDS[name]
     if importlib.util.find_spec(package) is None:
         raise BackendUnavailableError(f"{name} needs {package}; run: {remedy}")

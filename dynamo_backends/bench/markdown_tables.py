@@ -77,14 +77,14 @@ def failures_table(run: Run) -> str:
         if not outcome.passed
     ]
     if not rows:
-        return "No model that was run fails.\n"
+        return "No measured model fails.\n"
     return table(["model", "backend", "status", "reason"], rows, words=4)
 
 
 def left_list(run: Run) -> str:
     """Lists the models that were not run, by backend, in Markdown."""
     lines = [f"- {found.name}: {_left(found)}\n" for found in rates(run) if found.left]
-    return "".join(["Not run:\n\n", *lines]) if lines else "Every model was run.\n"
+    return "".join(["Not run:\n\n", *lines]) if lines else "All models were measured.\n"
 
 
 def _left(found: Rate) -> str:

@@ -133,7 +133,7 @@ def count_outside_graphs(run: Runner) -> dict[str, Any]:
             found.restart()
             run()
     except Exception as error:  # the backend has done its work
-        return {"note": f"what is outside of graphs is unknown: {brief_error(error)}"}
+        return {"note": f"the work outside of graphs could not be measured: {brief_error(error)}"}
     return {"ops_outside": found.ops_in_eager, "seconds_outside": found.seconds_in_eager}
 
 
@@ -147,7 +147,9 @@ def _precise(work: ModelWorkload, expected: Any) -> tuple[Any, str]:
     try:
         return work.precise(), ""
     except Exception as error:  # models that name float32 themselves
-        return expected, f"compared with eager alone: float64 raised {brief_error(error)}"
+        return expected, (
+            f"compared with eager in the model's dtype only: float64 raised {brief_error(error)}"
+        )
 
 
 def _compile(

@@ -12,15 +12,15 @@ from dynamo_backends.bench.tables import Column, columns, summary_cells
 
 _WORDS = ("model", "backend", "mode", "dtype", "status", "chosen")  # columns that are not numbers
 _SUMMARY = (
-    ("pass", "Models with right results"),
+    ("pass", "Models with correct results"),
     ("pass rate", "Of the models that eager can run"),
     ("× eager", "Geometric mean of the models that pass"),
-    ("lowest", "The slowest that passes"),
-    ("faster", "Significantly faster than eager"),
-    ("slower", "Significantly slower than eager"),
-    ("cold s", "Compilation and first call, caches empty: median"),
-    ("warm s", "The same in a second process: median"),
-    ("memory", "Eager's peak over the backend's: geometric mean"),
+    ("lowest", "Slowest model that passes"),
+    ("faster", "Models that are significantly faster than eager"),
+    ("slower", "Models that are significantly slower than eager"),
+    ("cold s", "Median time of compilation and first call with empty caches"),
+    ("warm s", "Median time of compilation and first call in a second process"),
+    ("memory", "Eager's peak memory divided by the backend's: geometric mean"),
 )
 
 Shown = tuple[str, Any, str]

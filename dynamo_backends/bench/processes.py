@@ -15,7 +15,7 @@ _STAGES = {
     "load": "while the model was built",
     "eager": "while eager ran",
     "reference": "while eager ran in float64",
-    "compile": "while it was compiled and called first",
+    "compile": "while it was compiled and called for the first time",
     "compare": "while it was called",
     "rounds": "while it was timed",
     "calls": "while it was called",
@@ -88,12 +88,12 @@ def _process(
 
 def _death(lost: ProcessLostError, how: BenchConfig, stage: str) -> Failure:
     if lost.limit == "time":
-        return "timeout", f"not done after {how.timeout_s:g} s, {stage}"
+        return "timeout", f"did not finish within {how.timeout_s:g} s, {stage}"
     if lost.limit == "memory":
         return "OOM", f"{lost}, {stage}"
     status = lost.status or 0
     if status == -signal.SIGKILL:
-        return "OOM", f"the process was killed from outside {stage}: probably for its memory"
+        return "OOM", f"the process was killed by SIGKILL {stage}, probably because memory ran out"
     if status < 0:
         return "fail_to_run", f"the process died of {signal.Signals(-status).name} {stage}"
     return "fail_to_run", f"exit status {status} {stage}: {lost.last_line[:300]}"

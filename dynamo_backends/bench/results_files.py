@@ -39,7 +39,7 @@ def read(path: Path, kind: str) -> dict[str, Any]:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or content.get("kind") != kind:
             found = content.get("kind") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"it holds {found!r}")
+            raise ValueError(f"it contains {found!r}")
     except OSError as error:
         raise ResultError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
@@ -55,7 +55,7 @@ def damaged(path: Path, kind: str, error: Exception) -> ResultError:
         kind: What it should hold.
         error: What was found out.
     """
-    return ResultError(f"{path} is no result of `{kind}` ({type(error).__name__}: {error}).")
+    return ResultError(f"{path} is not a result of `{kind}` ({type(error).__name__}: {error}).")
 
 
 def check_context(path: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -72,8 +72,8 @@ def check_context(path: Path, found: Mapping[str, Any], own: Mapping[str, Any]) 
     different = differences(found, own)
     if different:
         raise ResultError(
-            f"{path} holds results that do not belong together with new ones: "
-            f"{'; '.join(different)}. Name another file, or delete it."
+            f"{path} holds results that were measured under other conditions: "
+            f"{'; '.join(different)}. Pass another file, or delete this one."
         )
 
 

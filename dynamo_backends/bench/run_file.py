@@ -71,7 +71,9 @@ def open_run(context: Mapping[str, Any], path: Path, resume: bool) -> Run:
     if not path.exists():
         return Run(dict(context), [])
     if not resume:
-        raise ResultError(f"{path} exists: --resume goes on with it, --output names another file.")
+        raise ResultError(
+            f"{path} exists. Pass --resume to continue this run, or --output to write another file."
+        )
     found = read(path)
     results_files.check_context(path, found.context, context)
     return found

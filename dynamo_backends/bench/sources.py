@@ -53,7 +53,8 @@ def _case(name: str, make: Callable[..., Any], batch: int | None, title: str) ->
 def _inputs(made: Loaded) -> Inputs:
     if made.args and made.kwargs:
         raise ModelError(
-            "bench calls models with positional or with keyword arguments; a file's model has both."
+            "bench supports models with positional or keyword arguments, but the model in this "
+            "file has both. Use one kind."
         )
     return dict(made.kwargs) if made.kwargs else made.args
 
@@ -129,5 +130,5 @@ def _without_batch(
     how: BenchConfig, batch: int | None, suite: Callable[[Scale], Sequence[Case]]
 ) -> Sequence[Case]:
     if batch is not None:
-        raise ModelError(f"requests of the suite {how.suite} have batch sizes of their own.")
+        raise ModelError(f"the suite {how.suite} defines its own batch sizes; leave out --batch.")
     return suite(how.scale)

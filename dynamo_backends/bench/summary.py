@@ -116,7 +116,8 @@ def choices(run: Run) -> list[str]:
             graphs.update(outcome.chosen)
             models.update(set(outcome.chosen))
     return [
-        f"{short(backend)} chose by graphs {_counted(graphs)}; by models {_counted(models)}."
+        f"{short(backend)} chose, counted by graphs: {_counted(graphs)}; counted by models: "
+        f"{_counted(models)}."
         for backend, (graphs, models) in found.items()
     ]
 

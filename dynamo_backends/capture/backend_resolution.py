@@ -87,18 +87,19 @@ def _require_known(name: str) -> None:
 def _require_compiler(function: Any, options: Mapping[str, Any]) -> None:
     if not callable(function) or isinstance(function, type) or hasattr(function, "forward"):
         raise TypeError(
-            "optimize() takes a backend first: a name or a function of a graph module and its "
-            f"example inputs, not {_described(function)}. To compile a function or a model, write "
-            'optimize("openxla")(model).'
+            "optimize() takes a backend as its first argument: a name, or a function of a graph "
+            f"module and its example inputs, not {_described(function)}. To compile a function or "
+            'a model, write optimize("openxla")(model).'
         )
     if options and not _accepts(function, options=options) and _accepts(function):
         raise OptionError(
-            f"{_described(function)} takes no options; it would be called with options={options!r}"
+            f"{_described(function)} takes no options, but options={options!r} were given. Remove "
+            "options, or add a parameter options to the backend."
         )
     if not _accepts(function, **({"options": options} if options else {})):
         raise TypeError(
-            f"{_described(function)} cannot be a backend: it would be called with a graph module "
-            "and a list of example inputs" + (" and options=..." if options else "")
+            f"{_described(function)} cannot be used as a backend, because it cannot be called with "
+            "a graph module and a list of example inputs" + (" and options=..." if options else "")
         )
 
 

@@ -62,7 +62,7 @@ def user_line(stack: Iterable[FrameSummary] | None) -> Source | None:
 def function_name(code: CodeType) -> str:
     """Returns the name of a function; of a rest of one, "f, from line 7"."""
     if code.co_filename.startswith(_DYNAMO):
-        return "the call itself"
+        return "the compiled function itself"
     resumed = _RESUMED.search(code.co_name)
     return f"{resumed[1]}, from line {resumed[2]}" if resumed else code.co_qualname
 
@@ -206,11 +206,11 @@ _TERSE = (
     (
         r"generic_jump Tensor",
         "data-dependent branch",
-        "Which way the code goes depends on the value of a tensor.",
+        "Control flow depends on the value of a tensor.",
     ),
     (
         r"generic_jump",
         "data-dependent branch",
-        "Which way the code goes depends on a value that is known only when the code runs.",
+        "Control flow depends on a value that is known only at run time.",
     ),
 )

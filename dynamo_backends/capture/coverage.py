@@ -201,7 +201,10 @@ def coverage(
     """
     if fn is None:
         if args or kwargs:
-            raise TypeError("coverage() needs a function to give the arguments to")
+            raise TypeError(
+                "coverage() was given arguments without a function to call with them. Pass the "
+                "function first."
+            )
         return _measured()
     captured = fn if control.is_compiled(fn) else optimize("eager")(fn)
     with _measured() as found:
@@ -275,7 +278,7 @@ def _tables(found: Coverage) -> Iterator[Table]:
             eager.add_row(name, str(count))
         yield eager
     if found.recompilations:
-        again = Table("compiled again", "because of the guard")
+        again = Table("compiled again", "failed guard")
         for entry in found.recompilations:
             again.add_row(entry.function, entry.reason)
         yield again

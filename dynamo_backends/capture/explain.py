@@ -284,7 +284,7 @@ class Explainer:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, compiled, and returns its result."""
         if self._compiled is None:
-            raise RuntimeError("an Explainer can be called inside its `with` block only")
+            raise RuntimeError("an Explainer can only be called inside its `with` block")
         self._calls += 1
         start = time.perf_counter()
         try:
@@ -304,7 +304,7 @@ class Explainer:
         try:
             differentiate(results)
         except RuntimeError as error:
-            self._notes.append(f"The results could not be differentiated: {error}")
+            self._notes.append(f"The backward pass of the results failed: {error}")
         self._seconds += time.perf_counter() - start
 
     def switches(self) -> list[Switched]:
@@ -315,7 +315,9 @@ class Explainer:
         """
         found = [graph.run for graph in self._observer.graphs if graph.run is not None]
         if len(found) != len(self._observer.graphs):
-            raise RuntimeError("only graphs of Explainer(switched=True), in its block, can switch")
+            raise RuntimeError(
+                "graphs can be switched only inside the `with` block of Explainer(switched=True)"
+            )
         return found
 
     def explanation(self) -> Explanation:

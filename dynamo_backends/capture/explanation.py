@@ -183,11 +183,13 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     for reason in report.runtime_fallbacks:
         yield _line(f"fell back at run time: {reason}", "red", 4)
     for pace in report.paces:
-        yield _line(f"beside eager: {pace}", "red" if pace.outcome == "slower" else "dim", 4)
+        yield _line(
+            f"speed compared with eager: {pace}", "red" if pace.outcome == "slower" else "dim", 4
+        )
     for reason in report.unverified:
         yield _line(f"not compared with eager: {reason}", "yellow", 4)
     for reason in report.failures:
-        yield _line(f"done without: {reason}", "yellow", 4)
+        yield _line(f"non-fatal failure: {reason}", "yellow", 4)
     for reason in report.uncaptured:
         yield _line(f"runs without a CUDA graph: {reason}", "yellow", 4)
     if report.tolerance:
@@ -209,12 +211,12 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
 
 def _int8(report: GraphReport) -> str:
     """Returns what is admitted of results in int8, and what was measured."""
-    text = f"{report.precision or 'int8'}: admitted is {report.tolerance}"
+    text = f"{report.precision or 'int8'}: tolerance {report.tolerance}"
     if not report.measured:
         return text
     text = f"{text}; {measured_text(report.measured)} on held-out batches"
     if report.in_float:
-        text += f"; the first {report.in_float:.0%} of the products stay in float32"
+        text += f"; the first {report.in_float:.0%} of the quantizable layers stay in float32"
     return text
 
 
@@ -262,7 +264,7 @@ def _shared(each: InputReport) -> str:
 def _compilations(report: GraphReport) -> Iterable[RenderableType]:
     made = count(report.executables, "executable")
     hits = f", {report.cache_hits} from the disk cache" if report.cache_hits else ""
-    bound = f"; weights prepared anew {report.rebinds} times" if report.rebinds else ""
+    bound = f"; weights were prepared again {report.rebinds} times" if report.rebinds else ""
     yield _line(f"{made}{hits}, {report.compile_seconds:.2f} s{bound}", indent=4)
     if stages := in_words(report.stage_seconds):
         yield _line(f"seconds of each stage: {stages}", indent=6)
@@ -284,7 +286,9 @@ def _breaks(explanation: "Explanation") -> Iterable[RenderableType]:
         if each.source is not None:
             yield _line(f"at {each.source}")
         if each.skipped:
-            yield _line("all of this function runs in eager; functions that it calls may not")
+            yield _line(
+                "all of this function runs in eager; functions that it calls may still be compiled"
+            )
         for text in filter(None, (each.explanation, *(f"hint: {h}" for h in each.hints[:2]))):
             yield _line(text, "dim")
 

@@ -32,7 +32,7 @@ from dynamo_backends.interface.compiler import Compiler
 from dynamo_backends.interface.publishing import NO_OPERATORS, publish_uncaptured, uncaptured_error
 from dynamo_backends.interface.report import GraphReport, is_apart
 
-NOT_LOOKED_AT = "Dynamo passes over its code, as it does over functions of torch and builtins."
+NOT_LOOKED_AT = "Dynamo does not trace this code, because it belongs to torch or is a builtin."
 
 
 @dataclass

@@ -98,8 +98,8 @@ def resized(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """
     if len(shape) != tensor.ndim or (tensor.numel() == 0 and list(shape) != list(tensor.shape)):
         raise OptionError(
-            f"a tensor of the shape {list(tensor.shape)} cannot be repeated to {list(shape)}: "
-            "give as many dimensions, and an example with elements."
+            f"a tensor of shape {list(tensor.shape)} cannot be resized to {list(shape)}. Give a "
+            "shape with the same number of dimensions, and an example tensor that is not empty."
         )
     result = tensor.detach()
     for dim, size in enumerate(shape):
@@ -128,7 +128,8 @@ def _ranges(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Any
     unknown = sorted(set(shapes) - set(by_name))
     if unknown:
         raise OptionError(
-            f"dynamic_shapes has {unknown}, which are no arguments; given are {sorted(by_name)}."
+            f"dynamic_shapes has {unknown}, which are not arguments of this call. Valid names: "
+            f"{sorted(by_name)}."
         )
     numbers = {id(leaf): i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     for name, spec in shapes.items():
@@ -147,13 +148,15 @@ def _wanted(value: Any, spec: Any, name: str) -> Iterator[tuple[Tensor, int, Any
         for dim, wanted in pairs:
             if not isinstance(dim, int) or not -value.ndim <= dim < value.ndim:
                 raise OptionError(
-                    f"dynamic_shapes of {name!r} names the dimension {dim!r}; the tensor has "
-                    f"{value.ndim}."
+                    f"dynamic_shapes of {name!r} names dimension {dim!r}, but the tensor has "
+                    f"{value.ndim} dimensions."
                 )
             yield value, dim % value.ndim, wanted
         return
     if not isinstance(value, list | tuple | Mapping):
-        raise OptionError(f"dynamic_shapes of {name!r} must be None, for it is no tensor.")
+        raise OptionError(
+            f"dynamic_shapes of {name!r} must be None, because the argument is not a tensor."
+        )
     for key, inner in pairs:
         yield from _wanted(value[key], inner, f"{name}[{key!r}]")
 
@@ -169,8 +172,8 @@ def _range(wanted: Any, place: Any, name: str) -> _Range | None:
         most = wanted.max if isinstance(wanted.max, int) else None
         return _Range(wanted.__name__, max(wanted.min, 2), most)
     raise OptionError(
-        f"dynamic_shapes of {name!r} has {wanted!r}; give a torch.export.Dim of its own, "
-        "Dim.DYNAMIC, Dim.STATIC or None. Derived dimensions are found when the graph is captured."
+        f"dynamic_shapes of {name!r} has {wanted!r}. Use a named torch.export.Dim, Dim.DYNAMIC, "
+        "Dim.STATIC or None; derived dimensions are inferred during capture."
     )
 
 

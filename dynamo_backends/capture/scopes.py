@@ -80,7 +80,10 @@ class Scope:
         found = [i for i, entry in enumerate(entries) if entry.owner is self]
         if not found:
             set_callback(current)
-            raise RuntimeError(f"{self!r} was not entered in this thread, or was left already")
+            raise RuntimeError(
+                f"{self!r} is not active in this thread. Enter it with `with` in the thread that "
+                "leaves it."
+            )
         entry = entries.pop(found[-1])
         _run_backwards(entry.undo)
         if found[-1] == len(entries):

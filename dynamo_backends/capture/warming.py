@@ -116,7 +116,7 @@ def _captured() -> int:
 def _arguments(inputs: Any) -> list[Call]:
     if isinstance(inputs, Tensor | Mapping):
         raise OptionError(
-            "warm_up takes a list with the inputs of each call, [(x,), (y,)], not a "
+            "warm_up takes a list with the arguments of each call, such as [(x,), (y,)], not a "
             f"{type(inputs).__name__}."
         )
     return [_of_one_call(each) for each in inputs]
@@ -130,8 +130,8 @@ def _of_one_call(given: Any) -> Call:
     if isinstance(given, tuple | list):
         return tuple(given), {}
     raise OptionError(
-        "the inputs of a call are a tuple of arguments, a dict of keyword arguments or a tensor, "
-        f"not {given!r} ({type(given).__name__})."
+        "the arguments of a call must be a tuple of positional arguments, a dict of keyword "
+        f"arguments or a tensor, not {given!r} ({type(given).__name__})."
     )
 
 

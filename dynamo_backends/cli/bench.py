@@ -85,24 +85,25 @@ SUMMARY = "measure suites of models on backends: accuracy, speed, compile time"
 EXAMPLES = """\
 SUITE is one of
   classic, transformers     models of this package: convolutional nets, BERT, ViT; small transformers
-  huggingface, timm         the CPU lists of PyTorch's own runners, random weights
-  traffic                   requests of changing sizes; training steps of changing sizes
-  generation                `generate` with static caches; tokens have to be eager's
-  torchbench                with --path CHECKOUT of https://github.com/pytorch/benchmark
-  FILE.py:MODELS            a dict (or a function that returns one) from names to functions; these
-                            return what `explain` takes of a file: (model, args), ...
-  gpu                       the classic models and GPT-2, which benchmarks/gpu.py measures
+  huggingface, timm         the CPU model lists of PyTorch's benchmark runners, with random weights
+  traffic                   inference requests and training steps with changing input sizes
+  generation                `generate` with static caches; tokens must equal those of eager
+  torchbench                TorchBench; --path CHECKOUT of https://github.com/pytorch/benchmark
+  FILE.py:MODELS            a dict from names to functions, or a function that returns such a dict;
+                            each function returns (model, args) or another form of `explain --help`
+  gpu                       the classic models and GPT-2, as in benchmarks/gpu.py
   recurrent, unet, control_flow, full_size
 
-BACKEND is a name that torch.compile takes, "eager" (nothing is compiled: what noise does),
-FILE.py:FUNCTION, a backend of your own, or export:onnxruntime, export:openvino (the model exported
-by hand into a bare session of the vendor's).
+BACKEND is a backend name of torch.compile, "eager" (compares eager with itself, which shows the
+noise), FILE.py:FUNCTION for a backend of your own, or export:onnxruntime, export:openvino (the
+model is exported and runs in a session of the vendor without torch.compile).
 
-Each model is measured with each backend in a process of its own; OUTPUT.json has each result as
-soon as it is there, and OUTPUT.html the page. The exit status is 1 if a backend failed.
+Each model is measured with each backend in a separate process. Each result is written to
+OUTPUT.json as soon as it is available; OUTPUT.html is the report. The exit status is 1 if a
+backend failed.
 
-`bench compare A.json B.json` says what is slower, faster or broken in B; the exit status is 1 if
-something is worse. `bench page A.json` writes the page again.
+`bench compare A.json B.json` lists what is slower, faster or broken in B; the exit status is 1 if B
+has a regression. `bench page A.json` writes the HTML report again.
 
 examples:
   dynamo-backends bench classic --backends openxla inductor
@@ -117,48 +118,81 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     add = parser.add_argument
-    add("suite", metavar="SUITE", help='see below; or "compare", "page"')
-    add("files", nargs="*", type=path, metavar="FILE.json", help="runs, for compare and page")
-    add("--backends", nargs="+", metavar="BACKEND", help="default: openxla")
-    add("--models", nargs="+", metavar="NAME", help="only these models")
+    add("suite", metavar="SUITE", help='suite of models, see below; or "compare" or "page"')
+    add(
+        "files",
+        nargs="*",
+        type=path,
+        metavar="FILE.json",
+        help="result files, for compare and page",
+    )
+    add("--backends", nargs="+", metavar="BACKEND", help="backends to measure (default: openxla)")
+    add("--models", nargs="+", metavar="NAME", help="measure only these models")
     add("--mode", nargs="+", choices=["inference", "training", "step"],
-        help="training: forward and backward; step: with the optimizer, as one graph where the "
-        "backend can (default: inference)")  # fmt: skip
-    add("--dtype", nargs="+", choices=["float32", "bf16"], help="default: float32")
-    add("--batch", nargs="+", type=positive, metavar="N", help="default: the suite's own")
-    add("--device", default="cpu", choices=["cpu", "cuda"], help="where models run (default: cpu)")
-    add("--threads", type=positive, metavar="N", help="number of torch's threads")
-    add("--accuracy", action="store_true", help="only check results, time nothing")
-    add("--rounds", type=positive, default=20, metavar="N", help="timing rounds (default: 20)")
+        help="training: forward and backward; step: forward, backward and optimizer, "
+             "as one graph if the backend supports it (default: inference)")  # fmt: skip
+    add(
+        "--dtype",
+        nargs="+",
+        choices=["float32", "bf16"],
+        help="dtypes to measure (default: float32)",
+    )
+    add(
+        "--batch",
+        nargs="+",
+        type=positive,
+        metavar="N",
+        help="number of examples per call (default: the suite's own)",
+    )
+    add(
+        "--device",
+        default="cpu",
+        choices=["cpu", "cuda"],
+        help="device that runs the models (default: cpu)",
+    )
+    add("--threads", type=positive, metavar="N", help="number of torch threads")
+    add("--accuracy", action="store_true", help="check results only, without timing")
+    add(
+        "--rounds",
+        type=positive,
+        default=20,
+        metavar="N",
+        help="number of timing rounds (default: 20)",
+    )
     add("--patience", type=positive_number, default=60.0, metavar="S",
         help="start no new round after S seconds; at least 8 run (default: 60)")  # fmt: skip
     add("--timeout", type=positive_number, default=900.0, metavar="S",
-        help="seconds that a process may take (default: 900)")  # fmt: skip
+        help="time limit for each process in seconds (default: 900)")  # fmt: skip
     add(
         "--memory",
         type=positive_number,
         metavar="GB",
-        help="resident memory that a process may have",
+        help="limit of resident memory for each process in GB",
     )
-    add("--scale", default="bench", choices=["bench", "test"], help="sizes of the models")
-    add("--path", type=path, metavar="CHECKOUT", help="checkout of TorchBench")
+    add(
+        "--scale",
+        default="bench",
+        choices=["bench", "test"],
+        help="size of the models: for benchmarks, or small for tests",
+    )
+    add("--path", type=path, metavar="CHECKOUT", help="TorchBench checkout")
     add(
         "--output",
         type=path,
         default=Path("bench.json"),
         metavar="FILE.json",
-        help="default: bench.json",
+        help="file for the results (default: bench.json)",
     )
     add("--resume", action="store_true",
-        help="continue the run in OUTPUT: with the --models, --backends, --mode, --dtype and "
-        "--batch that are given; for the others all that it has")  # fmt: skip
+        help="continue the run in OUTPUT; --models, --backends, --mode, --dtype and "
+             "--batch, if given, replace those of the run")  # fmt: skip
     add("--threshold", type=share, default=0.05, metavar="SHARE",
-        help="compare: ignore smaller changes (default: 0.05)")  # fmt: skip
+        help="compare: ignore smaller relative changes (default: 0.05)")  # fmt: skip
     add(
         "--html",
         type=path,
         metavar="FILE.html",
-        help="the page to write (default: OUTPUT.html; compare: none)",
+        help="HTML page to write (default: OUTPUT.html; for compare: none)",
     )
 
 
@@ -171,7 +205,7 @@ def run(args: argparse.Namespace) -> int:
         return _page(args, console)
     if args.files:
         raise OptionError(
-            f"{str(args.files[0])!r} is no argument of a suite; --models names models."
+            f"{str(args.files[0])!r} is not an argument of a suite. Pass --models to select models."
         )
     return _measure(args, console)
 
@@ -190,8 +224,10 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
     except KeyboardInterrupt:
         if run.outcomes:
             _report(run, output, args.html, console)
-        console.print(f"Interrupted. {output} has {len(run.outcomes)} of {len(run.cells)} results; "
-                      "the same command with --resume goes on.", highlight=False)  # fmt: skip
+        console.print(f"Interrupted. {output} has "
+                      f"{len(run.outcomes)} of {len(run.cells)} "
+                      "results; run the same command with --resume "
+                      "to continue.", highlight=False)  # fmt: skip
         return 130
     _report(run, output, args.html, console)
     failed = [o for o in run.outcomes.values() if not o.passed and not o.eager_failed]
@@ -224,7 +260,7 @@ def _asked(args: argparse.Namespace, how: "BenchConfig", begun: "Run") -> "list[
     _require_exportable([c for c in cells if exports.is_export(c.backend)], known, how)
     if not cells:
         mode = " ".join(args.mode or ["inference"])
-        raise OptionError(f"nothing of {args.suite} is for --mode {mode}.")
+        raise OptionError(f"no model of {args.suite} supports --mode {mode}.")
     return cells
 
 
@@ -236,7 +272,9 @@ def _require_exportable(
     streams = {case.name for case in known if isinstance(case, StreamCase)}
     other = [c for c in cells if c.mode != "inference" or c.model in streams]
     if other or (cells and how.device != "cpu"):
-        raise OptionError("export:... is for inference of models of one size on the CPU.")
+        raise OptionError(
+            "export:... supports inference on the CPU only, with models of one input size."
+        )
 
 
 def _report(run: "Run", results: Path, html: Path | None, console: Console) -> None:
@@ -261,7 +299,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     console.print(comparison.table(found.changes))
     for name, cells in (("first", found.missing), ("second", found.new)):
         if cells:
-            console.print(f"{len(cells)} cells only the {name} run has", highlight=False)
+            console.print(f"{len(cells)} cells are in the {name} run only", highlight=False)
     console.print(found.headline, highlight=False)
     if args.html:
         args.html.write_text(pages.comparison_page(found), encoding="utf-8")
@@ -293,14 +331,14 @@ def output_console(stderr: bool = False) -> Console:
 def natural(text: str) -> int:
     """Parses an integer of at least 0, for argparse."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a non-negative integer, not {text!r}")
     return int(text)
 
 
 def path(text: str) -> Path:
     """Returns a file or folder, for argparse; "~" is the user's home."""
     if not text or "\0" in text:
-        raise argparse.ArgumentTypeError(f"must be the name of a file or folder, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be the path of a file or directory, not {text!r}")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:  # there is no such user
@@ -310,14 +348,14 @@ def path(text: str) -> Path:
 def positive(text: str) -> int:
     """Returns a number from 1, for argparse."""
     if not text.isdecimal() or not 1 <= (number := int(text)) < 2**31:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive integer, not {text!r}")
     return number
 
 
 def positive_number(text: str) -> float:
     """Returns a finite number above 0, for argparse."""
     if (number := share(text)) == 0:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be greater than 0, not {text!r}")
     return number
 
 
@@ -328,5 +366,5 @@ def share(text: str) -> float:
     except ValueError:
         number = -1
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number from 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a non-negative finite number, not {text!r}")
     return number

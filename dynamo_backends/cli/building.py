@@ -14,7 +14,7 @@ from dynamo_backends.interface.errors import as_model_error
 if TYPE_CHECKING:
     from dynamo_backends.interface.report import CandidateReport
 
-_MODEL = "MODEL is what `dynamo-backends explain --help` says.\n\nexamples:\n"
+_MODEL = "MODEL is described in `dynamo-backends explain --help`.\n\nexamples:\n"
 
 
 class Compile:
@@ -44,7 +44,7 @@ class Compile:
 class Tune:
     """Has autotune decide for a model, and keeps the decisions."""
 
-    SUMMARY = "let autotune choose the fastest backend for a model, and keep the decision"
+    SUMMARY = "let autotune choose the fastest backend for a model, and save the decision"
     EXAMPLES = (
         _MODEL
         + """\
@@ -58,7 +58,7 @@ class Tune:
         """Declares the command's arguments."""
         model_arguments(parser, has_backend=False)
         parser.add_argument("--budget", type=positive_number, default=120.0, metavar="S",
-            help="seconds for all graphs (default: 120)")  # fmt: skip
+            help="tuning time in seconds, shared by all graphs (default: 120)")  # fmt: skip
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:
@@ -97,7 +97,7 @@ def _row(candidate: "CandidateReport") -> Row:
 class Save:
     """Writes a package, as `dynamo_backends.save` does."""
 
-    SUMMARY = "compile a model and write it into one file, for dynamo_backends.load"
+    SUMMARY = "compile a model and save it to one file, for dynamo_backends.load"
     EXAMPLES = (
         _MODEL
         + """\
@@ -110,7 +110,7 @@ class Save:
         """Declares the command's arguments."""
         model_arguments(parser, is_one_call=True)
         parser.add_argument("--output", type=path, default=Path("model.dbp"), metavar="FILE",
-            help="default: model.dbp")  # fmt: skip
+            help="file to write (default: model.dbp)")  # fmt: skip
 
     @staticmethod
     def run(args: argparse.Namespace) -> int:

@@ -18,11 +18,11 @@ from dynamo_backends.interface.errors import DecisionError
 if TYPE_CHECKING:
     from dynamo_backends.autotune.decisions import Decision, Decisions
 
-SUMMARY = "list, show, remove or copy autotune's decisions"
+SUMMARY = "list, show, delete or copy autotune's decisions"
 
 EXAMPLES = """\
-A decision holds for one graph, inputs, machine and set of versions; where any of these differs it
-is not found, and the graph is tuned again.
+A decision is valid for one graph, its input shapes, one kind of machine and one set of package
+versions. If any of these differs, the graph is tuned again.
 
 examples:
   dynamo-backends cache ls
@@ -37,32 +37,43 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("ls", help="one line per decision")
+    listing = actions.add_parser("ls", help="list all decisions, one per line")
     listing.add_argument("--json", action="store_true", help="print JSON instead of a table")
     listing.add_argument(
-        "--html", type=path, metavar="FILE.html", help="write a page of them as well"
+        "--html", type=path, metavar="FILE.html", help="also write the list to an HTML page"
     )
-    show = actions.add_parser("show", help="the candidates of one decision")
-    show.add_argument("key", metavar="KEY", help="the first characters of its key, as ls shows it")
+    show = actions.add_parser("show", help="show the candidates of one decision")
+    show.add_argument(
+        "key", metavar="KEY", help="first characters of the decision's key, as shown by ls"
+    )
     show.add_argument("--json", action="store_true", help="print JSON instead of a table")
     show.add_argument(
-        "--html", type=path, metavar="FILE.html", help="write a page as well: rounds and errors"
+        "--html",
+        type=path,
+        metavar="FILE.html",
+        help=("also write an HTML page with timing rounds and errors"),
     )
     clear = actions.add_parser(
-        "clear", help="remove decisions, tvm's schedules and times of blocks: all is measured again"
+        "clear",
+        help=(
+            "delete autotune's decisions, TVM's tuned schedules and measured times of blocks; they "
+            "are measured again when needed"
+        ),
     )
     clear.add_argument(
         "--executables",
         action="store_true",
-        help="remove compiled code and traced graphs from the disk, too",
+        help="also delete compiled executables and traced graphs",
     )
-    export = actions.add_parser("export", help="write all decisions into one file")
+    export = actions.add_parser("export", help="write all decisions to one file")
     export.add_argument(
-        "file", type=path, metavar="FILE", help="JSON file to write; - is standard output"
+        "file", type=path, metavar="FILE", help="JSON file to write; - for standard output"
     )
-    importing = actions.add_parser("import", help="read the decisions of another machine")
+    importing = actions.add_parser(
+        "import", help="import decisions that were exported on another machine"
+    )
     importing.add_argument(
-        "file", type=path, metavar="FILE", help="JSON file to read; - is standard input"
+        "file", type=path, metavar="FILE", help="JSON file to read; - for standard input"
     )
 
 
@@ -137,10 +148,14 @@ def _find(key: str, decisions: "Decisions") -> "Decision":
     found = [d for d in decisions.all() if d.key.startswith(key)]
     if len(found) == 1:
         return found[0]
-    problem = f"{len(found)} decisions begin" if found else "no decision begins"
+    problem = (
+        (f"{len(found)} decisions have a key that begins")
+        if found
+        else "no decision has a key that begins"
+    )
     raise DecisionError(
-        f"{problem} with {key!r}. `dynamo-backends cache ls` shows the {len(decisions.all())} keys "
-        f"in {decisions.folder}."
+        f"{problem} with {key!r}. Run `dynamo-backends cache ls` to list the "
+        f"{len(decisions.all())} keys in {decisions.folder}."
     )
 
 
@@ -164,7 +179,7 @@ def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
         print(f"removed {_remove(traces.glob('*.bin'))} traced graphs from {traces}")
     journal = folder / JOURNAL
     if removed := _remove(journal.glob("*.bin")):
-        print(f"removed {removed} entries of compilations that ended a process from {journal}")
+        print(f"removed {removed} records of compilations that crashed from {journal}")
     return 0
 
 
@@ -192,7 +207,10 @@ def _import(args: argparse.Namespace, decisions: "Decisions") -> int:
     found = _read(args.file)
     taken = decisions.add(found)
     kept = len(found) - taken
-    print(f"took over {taken} decisions" + (f", not {kept} that are older" if kept else ""))
+    print(
+        f"imported {taken} decisions"
+        + (f", skipped {kept} that are not newer than the existing ones" if kept else "")
+    )
     return 0
 
 
@@ -203,11 +221,11 @@ def _read(name: Path) -> "list[Decision]":
         text = sys.stdin.read() if str(name) == "-" else name.read_text(encoding="utf-8")
         content: Any = json.loads(text)
         if not isinstance(content, dict) or not isinstance(content.get("decisions"), list):
-            raise ValueError("it holds no list of decisions")
+            raise ValueError("it does not contain a list of decisions")
         return [Decision.from_dict(given) for given in content["decisions"]]
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise DecisionError(
-            f"{name} cannot be imported: {error}. Valid is what `dynamo-backends cache export` "
+            f"{name} cannot be imported: {error}. Pass a file that `dynamo-backends cache export` "
             "has written."
         ) from error
 

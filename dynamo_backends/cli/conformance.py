@@ -23,23 +23,24 @@ if TYPE_CHECKING:
 SUMMARY = "check a backend: operators, semantics, changed weights, changing sizes, models"
 
 EXAMPLES = """\
-BACKEND is a name that torch.compile takes, MODULE:FUNCTION or FILE.py:FUNCTION.
+BACKEND is a backend name of torch.compile, MODULE:FUNCTION or FILE.py:FUNCTION.
 
 groups:
-  operators, gradients   PyTorch's own database of operators, with its sample inputs
+  operators, gradients   operators of PyTorch's OpInfo database, with its sample inputs
   semantics              mutation, aliases, strides, dtypes, random numbers, autocast, training
-  weights                edited, replaced, loaded or moved after compilation; read through views
-  traffic                sizes that change from call to call
+  weights                weights that are edited, replaced, loaded or moved after compilation; views
+  traffic                input sizes that change from call to call
   models                 small models of the suites, in inference and training
-  rewrites               random graphs of operators that compilers rewrite, on extreme values
+  rewrites               random graphs of operators that compilers rewrite, with extreme values
 
---rewrites N --seed S runs N random graphs, those of the seeds S, S + 1, ...; --rewrites 1 repeats
-one. Each is called with random numbers, then with infinities, NaN, large and tiny numbers. What is
-wrong is printed as the smallest program that shows it. Nothing is saved without --output.
+--rewrites N --seed S runs N random graphs with the seeds S, S + 1, ...; --rewrites 1 repeats one of
+them. Each graph is called with random numbers, and then with infinities, NaN, large and tiny
+numbers. For a wrong result, the smallest program that reproduces it is printed. Results are saved
+only with --output.
 
-Checks run in processes of their own with a time limit: what crashes or hangs is a line of the page.
-OUTPUT/BACKEND.md is the page, OUTPUT/BACKEND.json the same for programs. The exit status is 1 if a
-check failed.
+Checks run in separate processes with a time limit, so that crashes and hangs are reported, too.
+OUTPUT/BACKEND.md is the report, and OUTPUT/BACKEND.json has the same results as JSON. The exit
+status is 1 if a check failed.
 
 examples:
   dynamo-backends conformance inductor
@@ -52,28 +53,67 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     add = parser.add_argument
-    add("backend", metavar="BACKEND", help="see below")
-    add("--groups", nargs="+", metavar="GROUP", help="default: all")
-    add("--only", nargs="+", default=[], metavar="PATTERN", help='names of checks, such as "add*"')
-    add("--samples", type=positive, metavar="N", help="samples per operator, at most (default: 1)")
-    add("--dtype", nargs="+", metavar="NAME", help="dtypes of operators (default: float32)")
-    add("--share", type=positive, default=1, metavar="N", help="one in N operators (default: all)")
-    add("--full", action="store_true", help="all samples, all dtypes, large models")
+    add("backend", metavar="BACKEND", help="backend to check, see below")
+    add("--groups", nargs="+", metavar="GROUP", help="groups to run (default: all)")
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help='patterns of check names, such as "add*"',
+    )
+    add(
+        "--samples",
+        type=positive,
+        metavar="N",
+        help="maximum number of samples per operator (default: 1)",
+    )
+    add("--dtype", nargs="+", metavar="NAME", help="dtypes of operator inputs (default: float32)")
+    add(
+        "--share",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="check only every N-th operator (default: all)",
+    )
+    add("--full", action="store_true", help="check all samples, all dtypes and large models")
     add("--time-limit", type=positive_number, default=180.0, metavar="S",
-        help="seconds that a check may take (default: 180)")  # fmt: skip
-    add("--threads", type=positive, default=1, metavar="N", help="torch's threads (default: 1)")
+        help="time limit for each check in seconds (default: 180)")  # fmt: skip
+    add(
+        "--threads",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of torch threads (default: 1)",
+    )
     add(
         "--processes",
         type=positive,
         default=1,
         metavar="N",
-        help="processes in parallel (default: 1)",
+        help="number of parallel processes (default: 1)",
     )
-    add("--output", type=path, metavar="DIR", help="default: conformance; none with --rewrites")
-    add("--rewrites", type=positive, metavar="N", help="this many random graphs, and nothing else "
-        "unless --groups names it (default: 100)")  # fmt: skip
-    add("--seed", type=natural, default=0, metavar="S", help="seed of the first graph (default: 0)")
-    add("--json", action="store_true", help="print results as JSON, everything else to stderr")
+    add(
+        "--output",
+        type=path,
+        metavar="DIR",
+        help="directory for results (default: conformance; with --rewrites nothing is saved)",
+    )
+    add("--rewrites", type=positive, metavar="N", help="number of random graphs; "
+                                                       "without --groups, only these "
+                                                       "are checked (default: 100)")  # fmt: skip
+    add(
+        "--seed",
+        type=natural,
+        default=0,
+        metavar="S",
+        help="seed of the first random graph (default: 0)",
+    )
+    add(
+        "--json",
+        action="store_true",
+        help="print results as JSON to stdout, and everything else to stderr",
+    )
     add("--resume", action="store_true", help="continue the run in OUTPUT")
 
 
@@ -97,7 +137,8 @@ def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
     files = runs.Files.of(settings.backend, folder)
     if files.journal.exists() and not args.resume:
         raise OptionError(
-            f"{files.journal} exists: --resume goes on with it, --output names another folder."
+            f"{files.journal} exists. Pass --resume to continue this run, or --output to write to "
+            "another directory."
         )
     asked = catalogue.checks(settings)
     context = runs.context(settings)
@@ -121,7 +162,7 @@ def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
     else:
         console.print(pages.summary(outcomes), highlight=False, markup=False)
     if interrupted:
-        goes_on = "; the same command with --resume goes on" if saves else ""
+        goes_on = "; run the same command with --resume to continue" if saves else ""
         console.print(f"Interrupted after {len(outcomes)} of {len(asked)} checks{goes_on}.",
                       highlight=False)  # fmt: skip
         return 130

@@ -20,7 +20,7 @@ from dynamo_backends.autotune.decisions import Decisions
 from dynamo_backends.cli.listing import Row, print_command, print_rows, print_words
 from dynamo_backends.interface.packages import is_there
 
-SUMMARY = "show versions, devices, what is missing and the command that fixes it"
+SUMMARY = "show versions, devices and missing packages, with the commands that install them"
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,14 @@ def _processor() -> Check:
 def _autoload() -> Check:
     name = "openxla without an import"
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        detail = "TORCH_DEVICE_BACKEND_AUTOLOAD is 0: import dynamo_backends before compiling"
+        detail = "TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set: import dynamo_backends before compiling"
         return Check(name, "missing", detail, "unset TORCH_DEVICE_BACKEND_AUTOLOAD")
     points = importlib.metadata.entry_points(group="torch.backends")
     if "dynamo_backends" not in points.names:
-        detail = "the entry point is not installed: import dynamo_backends before compiling"
+        detail = (
+            "the entry point of dynamo-backends is not installed: import dynamo_backends before "
+            "compiling"
+        )
         return Check(name, "missing", detail, "pip install dynamo-backends")
     return Check(name, "ok", "through the entry point group torch.backends")
 
@@ -161,14 +164,14 @@ def _package(module: str, package: str, remedy: str) -> Check:
     except Exception as error:
         return Check(package, "broken", f"{type(error).__name__}: {error}", remedy)
     found = versions((package,)) or versions((f"{package}-*",))
-    return Check(package, "ok", ", ".join(found.values()) or "of unknown version")
+    return Check(package, "ok", ", ".join(found.values()) or "version unknown")
 
 
 def _devices() -> Check:
     try:
         import torch
     except Exception:
-        return Check("devices", "broken", "torch does not import", "pip install torch")
+        return Check("devices", "broken", "torch cannot be imported", "pip install torch")
     names = [platform.processor() or platform.machine()]
     if torch.cuda.is_available():
         names += [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -186,7 +189,9 @@ def _gpu() -> list[Check]:
         return [Check("NVIDIA GPU", "broken", detail, "pip install torch; nvidia-smi")]
     missing, remedy = doctor.in_words(doctor.machine_lacks(facts))
     driver = f"driver {facts.driver}, " if facts.driver else ""
-    detail = missing or f"{', '.join(facts.visible)}; {driver}torch for CUDA {facts.built_for}"
+    detail = missing or (
+        f"{', '.join(facts.visible)}; {driver}torch built for CUDA {facts.built_for}"
+    )
     checks = [Check("NVIDIA GPU", "missing" if missing else "ok", detail, remedy)]
     for backend in doctor.GPU_BACKENDS:
         missing, remedy = doctor.in_words(doctor.lacks(backend, facts))
@@ -201,9 +206,7 @@ def _cache() -> Check:
     folder = cache_folder()
     parent = next(p for p in (folder, *folder.parents) if p.exists())
     if not os.access(parent, os.W_OK):
-        return Check(
-            "cache", "missing", f"{folder} cannot be written", "set DYNAMO_BACKENDS_CACHE=FOLDER"
-        )
+        return Check("cache", "missing", f"{folder} cannot be written", "{folder} is not writable")
     return Check("cache", "ok", f"{folder}, {DiskCache(folder).size() / 1e6:.1f} MB")
 
 
@@ -216,7 +219,7 @@ def _backends() -> list[Check]:
             found = get_backend(name).availability()
         except Exception as error:
             detail = f"{type(error).__name__}: {error}"
-            checks.append(Check(f"backend {name}", "broken", detail, "please report this"))
+            checks.append(Check(f"backend {name}", "broken", detail, "report this as a bug"))
             continue
         status: Literal["ok", "missing"] = "ok" if found.usable else "missing"
         where = f" on {', '.join(found.devices)}" if found.devices else ""
@@ -280,7 +283,7 @@ def _onnxruntime_without_cuda() -> str:
 
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         return ""
-    return "the installed onnxruntime is the one for CPUs"
+    return "the installed onnxruntime package supports only CPUs"
 
 
 def _nvfuser_wheel() -> str:
@@ -337,15 +340,15 @@ def machine_lacks(facts: Facts) -> list[Lack]:
         return []
     found = []
     if facts.devices == 0 and not facts.driver:
-        found.append(Lack("no NVIDIA GPU in this machine", "use a machine with an NVIDIA GPU"))
+        found.append(Lack("this machine has no NVIDIA GPU", "use a machine with an NVIDIA GPU"))
     elif not facts.driver:
-        found.append(Lack("no NVIDIA driver", _DRIVER))
+        found.append(Lack("the NVIDIA driver is not installed", _DRIVER))
     if not facts.built_for:
         found.append(Lack(f"torch {facts.torch} is built without CUDA", _TORCH))
     elif not found:
         found.append(
             Lack(
-                f"torch, built for CUDA {facts.built_for}, sees no device with the driver "
+                f"torch (built for CUDA {facts.built_for}) finds no device with driver "
                 f"{facts.driver}",
                 "nvidia-smi; unset CUDA_VISIBLE_DEVICES",
             )
@@ -373,7 +376,7 @@ def _checked(backend: GpuBackend) -> str:
     try:
         return backend.check()
     except Exception as error:
-        return f"{backend.modules[0]} does not import ({type(error).__name__}: {error})"
+        return f"{backend.modules[0]} cannot be imported ({type(error).__name__}: {error})"
 
 
 def _pci_devices(folder: Path) -> int | None:

@@ -23,17 +23,17 @@ SUMMARY = "report on a compiled model: graphs, breaks, fallbacks, recompilations
 
 EXAMPLES = """\
 MODEL is one of
-  hf:BertConfig             a configuration or model class of transformers, default settings
+  hf:BertConfig             a configuration or model class of transformers, with default settings
   torchvision:resnet18      a model of torchvision
   timm:resnet18             a model of timm
   path/to/file.py:factory   a function in a file; it returns (model, args), (model, args, kwargs),
-                            or a module that has its example inputs as the attribute example_inputs.
-                            If it has a parameter called batch, it gets --batch, if that is given.
+                            or a module with example inputs in its attribute example_inputs.
+                            If it has a parameter named batch, --batch is passed to it.
 
 Weights and inputs are random; nothing is downloaded.
 
-FILE.json has calls, each a list of the shapes of the tensors among the model's arguments, or a
-dict from names of arguments to shapes. "model" may be left out where MODEL is given:
+FILE.json contains calls. Each call is a list of the shapes of the model's tensor arguments, or a
+dict from argument names to shapes. "model" is optional if MODEL is given:
   {"model": "torchvision:resnet18", "calls": [[[1, 3, 224, 224]], [[2, 3, 224, 224]]]}
 
 examples:
@@ -53,19 +53,27 @@ _ROUNDS = 20  # for a page
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     model_arguments(parser)
-    parser.add_argument("--dynamic", action="store_true", help="symbolic sizes from the start")
     parser.add_argument(
-        "--bisect", action="store_true", help="if a graph is wrong, find the wrong operators"
+        "--dynamic",
+        action="store_true",
+        help="compile with dynamic=True (symbolic sizes from the first call)",
     )
     parser.add_argument(
-        "--slow", action="store_true", help="if a block is slower than eager, find the operators"
+        "--bisect",
+        action="store_true",
+        help=("if a graph computes wrong results, find the operators that cause them"),
+    )
+    parser.add_argument(
+        "--slow",
+        action="store_true",
+        help=("if a block is slower than eager, find the operators that cause it"),
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a report")
     parser.add_argument(
-        "--html", type=path, metavar="FILE.html", help="write a page as well, with times"
+        "--html", type=path, metavar="FILE.html", help="also write an HTML page, with timings"
     )
     parser.add_argument("--rounds", type=positive, metavar="N",
-        help="number of timing rounds, in eager and compiled (--html: 20)")  # fmt: skip
+        help="number of timing rounds, for eager and for compiled code (--html: 20)")  # fmt: skip
 
 
 def model_arguments(
@@ -79,24 +87,34 @@ def model_arguments(
         is_one_call: Whether it is one call, for inference.
     """
     parser.set_defaults(traffic=None, train=False)
-    parser.add_argument("model", metavar="MODEL", nargs="?", default="", help="see below")
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", default="", help="model to compile, see below"
+    )
     if not is_one_call:
         parser.add_argument(
             "--traffic", type=path, metavar="FILE.json", help="calls of several sizes, see below"
         )
-        parser.add_argument("--train", action="store_true", help="training mode, with gradients")
+        parser.add_argument(
+            "--train", action="store_true", help="run in training mode, with gradients"
+        )
     if has_backend:
-        parser.add_argument("--backend", default="openxla", help="a name that torch.compile takes")
+        parser.add_argument(
+            "--backend", default="openxla", help="backend, as for torch.compile (default: openxla)"
+        )
     parser.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the backend; a value that is not a Python literal is a string",
+        help="option of the backend; a value that is not a Python literal is passed as a string",
     )
     parser.add_argument("--batch", type=positive,
-        help="batch size (default: 2, or what a function in a file has as default)")  # fmt: skip
-    parser.add_argument("--small", action="store_true", help="hf: 2 layers, 512 words")
+        help="batch size (default: 2, or the default of the factory function)")  # fmt: skip
+    parser.add_argument(
+        "--small",
+        action="store_true",
+        help="hf: use a small configuration (2 layers, vocabulary of 512)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -218,7 +236,7 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise OptionError(f"an option is written NAME=VALUE, not {text!r}.")
+            raise OptionError(f"--option must have the form NAME=VALUE, not {text!r}.")
         try:
             options[name.strip()] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

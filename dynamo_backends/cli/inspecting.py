@@ -8,10 +8,10 @@ from typing import Any
 
 from dynamo_backends.cli.bench import path
 
-SUMMARY = "show what is in a package: model or step, backend, versions, parts"
+SUMMARY = "show the contents of a package: model or step, backend, versions, parts"
 
 EXAMPLES = """\
-Reads the manifest alone: nothing is loaded, compiled or run.
+Reads only the manifest; nothing is loaded, compiled or run.
 
 examples:
   dynamo-backends inspect model.dbp
@@ -24,9 +24,9 @@ _WIDTH = 80
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
-        "file", type=path, metavar="FILE", help="file written by dynamo_backends.save"
+        "file", type=path, metavar="FILE", help="package written by dynamo_backends.save"
     )
-    parser.add_argument("--json", action="store_true", help="print the manifest as it is")
+    parser.add_argument("--json", action="store_true", help="print the manifest as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -70,7 +70,7 @@ def described(manifest: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator
     if weights["checkpoint"] is not None:
         beside = weights["checkpoint"]
         count = len(beside["tensors"])
-        yield from _entry("checkpoint", f"{beside['name']} beside it has {count} of them")
+        yield from _entry("checkpoint", f"{beside['name']} contains {count} of them")
     yield from _entry("portable form", f"graph.json, {_bytes(sizes['graph.json'])}")
     versions = ", ".join(f"{k} {v}" for k, v in machine["packages"].items())
     yield from _entry("versions", versions)

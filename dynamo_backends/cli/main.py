@@ -68,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dynamo-backends",
-        description="Backends for torch.compile: what there is, what works on this machine, "
-        "what is compiled of a model, and how fast and accurate it is.",
+        description=(
+            "Backends for torch.compile: list them, check what works on this machine, explain what "
+            "is compiled of a model, and measure speed and accuracy."
+        ),
     )
     parser.add_argument("--version", action="version", version=f"dynamo-backends {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

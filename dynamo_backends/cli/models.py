@@ -51,8 +51,8 @@ def _build_transformers(
         model = transformers.AutoModel.from_config(config) if is_config else kind(config)
     except ValueError as error:
         raise ModelError(
-            f"transformers cannot make a model from {name} alone: {str(error).splitlines()[0]} "
-            "Name a model class, such as hf:BertForMaskedLM."
+            f"transformers cannot create a model from {name} without further settings: "
+            f"{str(error).splitlines()[0]} Name a model class, such as hf:BertForMaskedLM."
         ) from error
     return model, _inputs(model, config, batch)
 
@@ -74,8 +74,8 @@ def _inputs(model: Any, config: Any, batch: int) -> dict[str, Any]:
         inputs = {"input_features": torch.randn(batch, config.num_mel_bins, length)}
     else:
         raise ModelError(
-            f"it is not known what {type(model).__name__} takes as {main!r}; write a factory: "
-            "path/to/file.py:FACTORY."
+            f"the input {main!r} of {type(model).__name__} is not supported. Write a factory "
+            "function and pass path/to/file.py:FACTORY."
         )
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
         inputs["decoder_input_ids"] = _words(config, batch)
@@ -106,7 +106,7 @@ def load(name: str, batch: int | None = None, small: bool = False) -> Loaded:
     """
     kind, colon, rest = name.rpartition(":")
     if not colon or not rest or not kind:
-        raise ModelError(f"MODEL is {FORMS}, not {name!r}.")
+        raise ModelError(f"MODEL must be {FORMS}, not {name!r}.")
     if kind in _SOURCES:
         with as_model_error(f"{name} cannot be built"):
             try:
@@ -122,7 +122,7 @@ def load(name: str, batch: int | None = None, small: bool = False) -> Loaded:
         return from_file(Path(kind).expanduser(), rest, batch)
     near = difflib.get_close_matches(kind, _SOURCES, 1)
     hint = f" Did you mean {near[0]}:{rest}?" if near else ""
-    raise ModelError(f"MODEL is {FORMS}, not {name!r}.{hint}")
+    raise ModelError(f"MODEL must be {FORMS}, not {name!r}.{hint}")
 
 
 def _hf(name: str, batch: int, small: bool) -> Loaded:
@@ -216,7 +216,7 @@ def arguments(loaded: Loaded, call: Any) -> tuple[tuple[Any, ...], dict[str, Any
     for name, shape in shapes.items():
         if name not in known:
             raise ModelError(
-                f"a call gives a shape for {name!r}; the model's example has tensors at "
+                f"a call gives a shape for {name!r}, but the tensors of the model's example are "
                 f"{list(known)}."
             )
         of, key = known[name]

@@ -4,12 +4,12 @@ import argparse
 
 from dynamo_backends.cli.bench import path
 
-SUMMARY = "check a package: checksums, and results against its portable form"
+SUMMARY = "check a package: checksums, and results compared with its portable graph"
 
 EXAMPLES = """\
-The model is loaded as on any machine, called with the arguments it was saved with, and compared
-with the graph run call by call, against float64 where they are not close. A training step is
-loaded, and not taken: a file has no batch.
+Loads the model, calls it with the saved example arguments, and compares the results with those of
+the portable graph in eager, and with a float64 reference where they are not close. A training step
+is only loaded and not called, because a package contains no batch.
 
 examples:
   dynamo-backends verify model.dbp
@@ -20,13 +20,15 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's arguments."""
     parser.add_argument(
-        "file", type=path, metavar="FILE", help="file written by dynamo_backends.save"
+        "file", type=path, metavar="FILE", help="package written by dynamo_backends.save"
     )
     parser.add_argument(
-        "--strict", action="store_true", help="fail if it would be compiled or run in eager"
+        "--strict",
+        action="store_true",
+        help=("fail if the package would be compiled again or run in eager"),
     )
     parser.add_argument(
-        "--checkpoint", type=path, metavar="FILE", help="the checkpoint with its weights"
+        "--checkpoint", type=path, metavar="FILE", help="checkpoint file that contains its weights"
     )
 
 
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
     from dynamo_backends.package.verifying import check_parts, compare_package, is_step
 
-    print(f"{check_parts(args.file)} parts have their checksums")
+    print(f"the checksums of {check_parts(args.file)} parts are correct")
     if is_step(args.file):
         return _load_step(args)
     with warnings.catch_warnings(record=True) as told:
@@ -49,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
     for each in told:
         print(f"warning: {each.message}")
     counts = f"{outcome.executables} from the file, {outcome.compiled} compiled here"
-    print(f"run on {outcome.backend}, executables: {counts}")
+    print(f"ran on {outcome.backend}, executables: {counts}")
     if outcome.difference is not None:
-        print(f"it differs from its portable form: {outcome.difference}")
+        print(f"results differ from those of the portable graph: {outcome.difference}")
         return 1
-    print("results are as accurate as those of its portable form")
+    print("results are as accurate as those of the portable graph")
     return 0
 
 
@@ -63,5 +65,5 @@ def _load_step(args: argparse.Namespace) -> int:
     step = dynamo_backends.load_step(args.file, strict=args.strict)
     count = sum(report.cache_hits for report in step.reports)
     executables = "1 executable" if count == 1 else f"{count} executables"
-    print(f"the training step can be used on {step.backend}, {executables} from the file")
+    print(f"the training step can run on {step.backend}, with {executables} from the file")
     return 0

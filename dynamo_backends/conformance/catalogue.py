@@ -81,7 +81,9 @@ def checks(settings: Settings) -> list[Check]:
     if settings.only:
         found = [c for c in found if any(fnmatch.fnmatch(c.name, p) for p in settings.only)]
     if not found:
-        raise OptionError("no check matches what was asked for; see --groups, --only and --share.")
+        raise OptionError(
+            "no check matches --groups, --only and --share. Change or remove these arguments."
+        )
     return found
 
 
@@ -143,7 +145,7 @@ class CheckRunner:
         outcome = new_outcome(check)
         if exit_code == TIMEOUT:
             outcome.seconds = self.settings.limit_s
-            return outcome.fail("timeout", f"not done after {self.settings.limit_s:g} s")
+            return outcome.fail("timeout", f"did not finish within {self.settings.limit_s:g} s")
         return outcome.fail("crash", how_it_ended(int(exit_code)))
 
 

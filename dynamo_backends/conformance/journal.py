@@ -60,8 +60,8 @@ class Journal:
         ]
         if different:
             raise LedgerError(
-                f"{self._path} holds results that do not belong together with new ones: "
-                f"{'; '.join(different)}. Name another folder, or leave out --resume."
+                f"{self._path} holds results that were obtained under other conditions: "
+                f"{'; '.join(different)}. Pass another directory, or leave out --resume."
             )
         for entry in entries:
             if "status" in entry and entry["status"] not in self._again:

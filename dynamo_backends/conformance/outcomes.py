@@ -33,16 +33,16 @@ UNTRIED: frozenset[Status] = frozenset({"torch", "no samples"})
 """Of these nothing can be said of the backend."""
 
 MEANINGS: Mapping[Status, str] = {
-    "native": "right, and nothing is known to have run in eager",
-    "fallback": "right; a part ran in eager, or torch captured it in parts",
-    "random": "as eager's but for the random numbers, which are the backend's own",
-    "declared": "different as docs/differences.md says",
-    "torch": "torch.compile fails with `aot_eager`, too: nothing can be said of the backend",
-    "no samples": "eager accepts no sample, or a package is missing",
-    "wrong": "the result is not eager's",
-    "raises": "an error was raised where eager has a result",
-    "crash": "the process died",
-    "timeout": "not done within the time limit",
+    "native": "correct, and no operator is known to have run in eager",
+    "fallback": "correct, but a part ran in eager or torch captured several graphs",
+    "random": "correct except for random numbers, which the backend generates itself",
+    "declared": "differs as documented in docs/differences.md",
+    "torch": "torch.compile also fails with `aot_eager`, so the backend was not checked",
+    "no samples": "eager accepts no sample input, or a package is missing",
+    "wrong": "the result differs from eager's",
+    "raises": "an error was raised, but eager returns a result",
+    "crash": "the process crashed",
+    "timeout": "did not finish within the time limit",
 }
 
 
@@ -131,7 +131,7 @@ class Outcome:
             ValueError: Its status is none.
         """
         if given.get("status") not in STATUSES:
-            raise ValueError(f"{given.get('status')!r} is no status")
+            raise ValueError(f"{given.get('status')!r} is not a valid status")
         return cls(**{**given, "reasons": Counter(given.get("reasons", {}))})
 
 

@@ -79,12 +79,16 @@ class BackendConformance:
         if outcome.failed:
             pytest.fail(f"{outcome.status}: {outcome.reason}", pytrace=False)
         if reason is not None:
-            pytest.fail(f"it passes; take it out of known_failures ({reason})", pytrace=False)
+            pytest.fail(
+                f"this check passes; remove it from known_failures ({reason})", pytrace=False
+            )
 
     def _settings(self, config: pytest.Config | None) -> Settings:
         """Returns the class's, changed by pytest's options if these are given."""
         if not self.backend:
-            raise OptionError(f"{type(self).__name__} needs a backend: backend = 'its name'.")
+            raise OptionError(
+                f"{type(self).__name__} needs a backend; set the class attribute backend = 'NAME'."
+            )
         settings = Settings(
             backend=self.backend,
             groups=tuple(self.groups),
@@ -114,7 +118,7 @@ def _groups(text: str) -> tuple[Group, ...]:
     unknown = set(named) - set(GROUPS)
     if unknown:
         raise pytest.UsageError(
-            f"--conformance-groups: there is no group {', '.join(sorted(unknown))}; there are: "
+            f"--conformance-groups: unknown group {', '.join(sorted(unknown))}; valid groups: "
             f"{', '.join(GROUPS)}."
         )
     return tuple(group for group in GROUPS if group in named)

@@ -153,22 +153,22 @@ def nvfuser_cudagraphs() -> Backend:
 
 
 _TAGS = {
-    "cudagraph_unsafe": "torch says that it cannot be part of a CUDA graph",
-    "data_dependent_output": "its result is a number on the host, which waits for the device",
+    "cudagraph_unsafe": "torch marks it as unsafe in CUDA graphs",
+    "data_dependent_output": "its result is a Python scalar, so the host waits for the device",
 }
 
 _WAITS: dict[str, str] = {
-    "_assert_scalar": "it checks a number on the host",
-    "_linalg_check_errors": "it looks at the result on the host",
+    "_assert_scalar": "it checks a scalar on the host",
+    "_linalg_check_errors": "the host reads its result",
     "_linalg_eigvals": "it is computed on the host",
-    "_local_scalar_dense": "its result is a number on the host, which waits for the device",
-    "bincount": "the host waits for the largest number",
-    "histc": "the host waits for the range of its input",
-    "is_nonzero": "its result is a number on the host, which waits for the device",
+    "_local_scalar_dense": "its result is a Python scalar, so the host waits for the device",
+    "bincount": "the host reads the largest element of its input",
+    "histc": "the host reads the minimum and maximum of its input",
+    "is_nonzero": "its result is a Python bool, so the host waits for the device",
     "linalg_eig": "it is computed on the host",
-    "linalg_lstsq": "its kernel waits for the device",
+    "linalg_lstsq": "its kernel synchronizes with the device",
     "multinomial": "the host checks the probabilities",
-    "repeat_interleave": "the host waits for the sum of the repetitions",
+    "repeat_interleave": "the host reads the sum of the repeats",
     "segment_reduce": "the host checks the lengths",
 }
 """Operators of ATen whose kernels for CUDA wait for the device, and what for."""
@@ -226,9 +226,9 @@ def _elsewhere(node: fx.Node) -> str | None:
     for n in (node, *node.all_input_nodes):
         for tensor in tensors(n.meta.get("val")):
             if tensor.layout is not torch.strided:
-                return f"a tensor of it is {tensor.layout}"
+                return f"one of its tensors has the layout {tensor.layout}"
             if tensor.device.type != driver().kind and not _is_fixed_number(n, node):
-                return f"a tensor of it is on {tensor.device.type}"
+                return f"one of its tensors is on {tensor.device.type}"
     return None
 
 

@@ -129,8 +129,8 @@ def _check_devices(values: Sequence[Any], index: int, what: str) -> None:
         if not isinstance(value, Tensor) or _same_device(value.device, wanted):
             continue
         raise CompileError(
-            f"{what} is on {value.device} and not on {wanted}; a graph would keep the value that "
-            "it has while it is recorded"
+            f"{what} is on {value.device} instead of {wanted}, so a CUDA graph would always use "
+            "the value from recording time"
         )
 
 
@@ -242,7 +242,7 @@ class GraphedFunction:
             self._look_for_moves(inputs)
         try:
             if self._moves == RECORDINGS:
-                raise CompileError("values that are part of the graph change all the time")
+                raise CompileError("the storage of a captured tensor changes at every call")
             self._recording = Recording(self._function, inputs, self._wiring, order)
         except Exception as error:
             self._refuse(error)

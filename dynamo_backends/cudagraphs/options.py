@@ -33,13 +33,9 @@ def require_device(graph: Graph, backend: str) -> None:
     found = sorted({t.device.type for n in graph.placeholders for t in tensors(n.meta.get("val"))})
     where = f"its inputs are on {', '.join(found)}" if found else "it has no inputs"
     raise DeviceError(
-        f"{backend} was asked for CUDA graphs, but the graph has no tensors on a {kind} device "
-        f"({where}). Move the model and its inputs to a {kind} device"
-        + (
-            "."
-            if backend.startswith("cudagraphs")
-            else ', or leave out options={"cudagraphs": True}.'
-        )
+        f"{backend} uses CUDA graphs (cudagraphs=True), but the graph has no tensors on a {kind} "
+        f"device ({where}). Move the model and its inputs to a {kind} device"
+        + ("." if backend.startswith("cudagraphs") else ", or remove options={'cudagraphs': True}.")
     )
 
 
@@ -77,7 +73,7 @@ class CapturedExecutable(Executable):
 
     def _captured(self, bound: Bound, copied: Collection[int]) -> tuple[Bound, Collection[int]]:
         if self._index is None:
-            self._notes.refused("it computes nothing on a CUDA device")
+            self._notes.refused("none of its tensors is on a CUDA device")
             return bound, copied
         function = GraphedFunction(
             bound,
@@ -147,12 +143,12 @@ class CudaGraphOptions(Options):
     current stream, take their memory from torch, and do not wait for the device.
 
     Attributes:
-        cudagraphs: Record what a compiled block launches, once for each set of shapes, and launch
-            all of it at once from then on.
-        cudagraph_outputs: "fresh" gives every call results of its own; "reused" returns the
-            graph's own memory, which the next call of the same graph overwrites.
-        cudagraph_warmup: How many calls run before the one that is recorded, at least 1: in their
-            first call libraries initialise themselves, which cannot be recorded.
+        cudagraphs: Record the kernels of a compiled block as a CUDA graph, once for each set of
+            shapes, and replay it from then on.
+        cudagraph_outputs: "fresh" returns new tensors at every call; "reused" returns the static
+            output tensors of the CUDA graph, which the next call of the same graph overwrites.
+        cudagraph_warmup: Number of calls before the recorded one, at least 1, because libraries
+            initialize themselves in their first call, which cannot be recorded.
     """
 
     cudagraphs: bool = False

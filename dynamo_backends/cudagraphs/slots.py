@@ -31,7 +31,8 @@ class Place:
         core = self.core(tensor)
         if _overlaps(core):
             raise ValueError(
-                f"elements of a tensor of shape {self.shape} and strides {self.strides} overlap"
+                f"a tensor of shape {self.shape} and strides {self.strides} has overlapping "
+                "elements"
             )
         self._core_shape, self._core_strides = tuple(core.shape), tuple(core.stride())
 

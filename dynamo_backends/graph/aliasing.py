@@ -142,7 +142,9 @@ def _replay(graph: fx.Graph, node: fx.Node, end: fx.Node) -> fx.Node:
 
 SEPARATE_VIEWS = Pass(
     name="separate views",
-    summary="outputs that share memory with others, or inputs, are made by torch, as views",
+    summary=(
+        "outputs that share storage with other outputs or with inputs are created by torch as views"
+    ),
     requires=NORMAL_FORM,
     ensures=frozenset({Property.OUTPUTS_APART}),
     run=separate_output_views,

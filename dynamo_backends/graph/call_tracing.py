@@ -98,13 +98,13 @@ def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
         try:
             return _with_symbols(node, function, rules)
         except Exception as error:
-            log.info("%s is decomposed for one size alone: %s", node.target, first_line(error))
+            log.info("%s is decomposed for static sizes only: %s", node.target, first_line(error))
             log.debug("tracing with symbols failed", exc_info=True)
             note_forgotten(node.graph)
     try:
         return _with_numbers(node, function, rules)
     except Exception as error:
-        reason = f"torch cannot take it apart ({type(error).__name__})"
+        reason = f"torch cannot decompose it ({type(error).__name__})"
         raise LoweringError(node.name, str(node.target), reason) from error
 
 
@@ -139,7 +139,7 @@ def _with_symbols(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
             continue
         there = _symbolic_trace(node, function, rules, other)
         if _told(graph, symbols, other) != _told(*there, other):
-            raise _FixedError(f"it assumes {guard}")
+            raise _FixedError(f"its trace requires the guard {guard}")
     bindings = {own: now[symbols.given(own)] for own in symbols.values}
     _settle(graph, Evaluation(bindings, symbols.given))
     return graph
@@ -247,6 +247,6 @@ def _settle(graph: fx.Graph, evaluation: Evaluation) -> None:
             evaluation.remember(node, symbolic)
     for node in reversed(numbers):
         if node.users:
-            raise _FixedError("it computes numbers from sizes")
+            raise _FixedError("it computes Python scalars from symbolic sizes")
         graph.erase_node(node)
     settle_numbers(graph)

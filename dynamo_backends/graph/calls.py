@@ -63,7 +63,11 @@ def number_out_of_range(node: fx.Node) -> str | None:
     numbers = [v for name, v in arguments(node).items() if name not in sizes]
     least = limits.min or -limits.max  # unsigned types take negative numbers, which wrap around
     wrong = [x for x in numbers if _is_number(x) and not least <= x <= limits.max]
-    return f"eager raises, for {wrong[0]} is no {value.dtype}" if wrong else None
+    return (
+        (f"eager raises an error, because {wrong[0]} is out of range for {value.dtype}")
+        if wrong
+        else None
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -167,7 +167,7 @@ def _is_empty_vector(node: Any, dtype: torch.dtype) -> bool:
 
 CANONICALIZE = Pass(
     name="canonicalize",
-    summary="one spelling per call; views that change nothing disappear",
+    summary="each operator call gets a canonical form; no-op views are removed",
     requires=NORMAL_FORM,
     ensures=frozenset({Property.CANONICAL}),
     run=canonicalize,

@@ -41,7 +41,7 @@ def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | 
         if keep is not None and target in decompositions(()) and target not in keep:
             return f"{target} is composite and was not decomposed"
         if is_composite(target) and not target._schema.name.startswith("aten::sym_"):
-            return f"{target} is made of other operators; torch replaces it while tracing"
+            return f"{target} is CompositeImplicitAutograd, which torch decomposes while tracing"
         return None
     if isinstance(target, HigherOrderOperator) or target in _functions():
         return None
@@ -57,7 +57,7 @@ _SHOWN = 5
 
 
 def check(
-    graph: Graph, properties: Collection[Property] = NORMAL_FORM, when: str = "at the check"
+    graph: Graph, properties: Collection[Property] = NORMAL_FORM, when: str = "in an explicit check"
 ) -> None:
     """Checks a graph; it is not changed.
 
@@ -73,7 +73,8 @@ def check(
     if found:
         listing = "\n  ".join(found)
         raise NormalFormError(
-            f"{when}, a graph is not in the form that is expected:\n  {listing}\n{graph.text()}"
+            f"{when}, a graph violates required properties. Please report this:\n  "
+            f"{listing}\n{graph.text()}"
         )
 
 
@@ -99,7 +100,7 @@ def _ordered(graph: Graph) -> Iterator[str]:
     names: set[str] = set()
     for node in graph.module.graph.nodes:
         if node.name in names:
-            yield f"two nodes are called {node.name}"
+            yield f"two nodes have the name {node.name}"
         names.add(node.name)
         if node.op == "placeholder" and past_placeholders:
             yield f"placeholder {node.name} comes after a call"
@@ -147,7 +148,7 @@ def _typed(graph: Graph) -> Iterator[str]:
 def _live(graph: Graph) -> Iterator[str]:
     for node in graph.calls:
         if not node.users and not node.is_impure():
-            yield f"{node.name}: nobody reads it"
+            yield f"{node.name} is unused"
 
 
 def _canonical(graph: Graph) -> Iterator[str]:
@@ -170,12 +171,15 @@ def _static(graph: Graph) -> Iterator[str]:
 def _draws_apart(graph: Graph) -> Iterator[str]:
     for node in graph.calls:
         if is_random(node) and is_bound_to_data(node):
-            yield f"{node.name} draws in the shape of a tensor that it need not wait for"
+            yield (
+                f"{node.name} draws random numbers in the shape of a tensor whose values it does "
+                "not need"
+            )
 
 
 def _outputs_apart(graph: Graph) -> Iterator[str]:
     for i, base in outputs_to_replay(graph).items():
-        yield f"output {i} shares the memory of {base.name} with another output"
+        yield f"output {i} shares storage with another output, {base.name}"
 
 
 _CHECKS: dict[Property, Callable[[Graph], Iterator[str]]] = {

@@ -62,7 +62,9 @@ def retrace(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
         traced, _ = private.functionalized(bare, inputs, dict(rules))
     module = fx.GraphModule(traced, copy_graph(traced.graph))
     for node in module.graph.find_nodes(op="get_attr"):
-        raise LoweringError(node.name, str(node.target), "a decomposition makes constants")
+        raise LoweringError(
+            node.name, str(node.target), "its decomposition creates tensor constants"
+        )
     places = module.graph.find_nodes(op="placeholder")
     named = [dataclasses.replace(x, name=p.name) for p, x in zip(places, graph.inputs, strict=True)]
     result = Graph(module, graph.kind, tuple(named))
@@ -142,7 +144,9 @@ def _expand(
                 known = {k: inner.meta[k] for k in ("val", SIZES, STRIDES) if k in inner.meta}
                 copies[inner].meta = {**known, ORIGIN: origin(node)}
             elif inner.op != "output":
-                reason = f"its decomposition contains {inner.target}"
+                reason = (
+                    f"its decomposition contains {inner.target}, which the backend does not support"
+                )
                 raise LoweringError(node.name, str(node.target), reason)
     results = fx.map_arg(traced.output_node().args[0], copies.__getitem__)
     return results, list(copies.values())

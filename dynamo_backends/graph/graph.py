@@ -204,7 +204,7 @@ def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
     found = foreign_input(graph, "cpu")
     if found is not None:
         raise DeviceError(
-            f"{backend} reads tensors on the CPU, and an input is on {found.device.type}; move "
+            f"{backend} supports only CPU tensors, but an input is on {found.device.type}. Move "
             f"the model and its inputs to the CPU.{more}"
         )
 

@@ -185,8 +185,8 @@ class Importer:
 
     def _refuse(self, tensor: Tensor) -> NoReturn:
         raise ValueError(
-            f"compiled for {self.dtype}{list(self.shape)}, "
-            f"called with {tensor.dtype}{list(tensor.shape)}"
+            f"the executable was compiled for {self.dtype}{list(self.shape)}, but called with "
+            f"{tensor.dtype}{list(tensor.shape)}"
         )
 
 

@@ -182,7 +182,7 @@ def _add_placeholder(
 
 NORMALIZE = Stage(
     name="normalize",
-    summary="inputs get roles, constants become inputs, unused calls disappear",
+    summary="inputs get roles, constants become inputs, unused calls are removed",
     requires=frozenset({Property.ORDERED, Property.FUNCTIONAL, Property.DIALECT}),
     ensures=NORMAL_FORM - {Property.TYPED},
 )

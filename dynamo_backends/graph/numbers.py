@@ -240,7 +240,7 @@ def require_remembered(lowered: fx.Graph, graph: fx.Graph) -> None:
     """
     now, before = (g.output_node().meta.get(_FORGOTTEN, 0) for g in (lowered, graph))
     if now > before:
-        raise CompileError("a call is computed otherwise for each size")
+        raise CompileError("the traced graph depends on concrete sizes")
 
 
 _FUNCTIONS = {

@@ -104,7 +104,9 @@ def _drop_small_blocks(
         size = count_ops(nodes)
         if size < minimum:
             for node in nodes:
-                reasons[node] = f"its block has only {size} of at least {minimum} operators"
+                reasons[node] = (
+                    f"its block has {size} operators, fewer than min_block_size={minimum}"
+                )
 
 
 def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
@@ -215,8 +217,8 @@ def fragmentation(split: Partition) -> str | None:
         return None
     size = sum(map(count_ops, blocks)) / len(blocks)
     return (
-        f"{len(blocks)} blocks of {size:.3g} operators on average, each with the work of "
-        f"{work:.2g} small ones, while handing over a block costs about {BLOCK_COST:.0f}"
+        f"{len(blocks)} blocks of {size:.3g} operators on average; a block does the work of "
+        f"{work:.2g} small operators, but calling it costs about as much as {BLOCK_COST:.0f}"
     )
 
 

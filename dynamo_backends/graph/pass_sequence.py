@@ -37,7 +37,7 @@ class PassSequence:
             missing = each.requires - holds
             if missing:
                 names = ", ".join(sorted(p.name for p in missing))
-                raise ValueError(f"nothing before the pass {each.name!r} ensures {names}")
+                raise ValueError(f"no pass before {each.name!r} ensures {names}")
             holds |= each.ensures
         self.ensures = holds
 

@@ -13,13 +13,13 @@ from dynamo_backends.graph.specialize import specialization
 # The first two are AOT Autograd's work, done in one trace.
 FUNCTIONALIZE = Stage(
     name="functionalize",
-    summary="writes to memory become new values; changed inputs become outputs",
+    summary="in-place operations become functional; mutated inputs become outputs",
     requires=frozenset(),
     ensures=frozenset({Property.ORDERED, Property.FUNCTIONAL}),
 )
 DECOMPOSE = Stage(
     name="decompose",
-    summary="composite operators become operators of the dialect",
+    summary="composite operators are decomposed into supported operators",
     requires=frozenset({Property.ORDERED, Property.FUNCTIONAL}),
     ensures=frozenset({Property.DIALECT}),
 )

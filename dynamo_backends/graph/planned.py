@@ -113,5 +113,7 @@ def _keep_promises(result: Graph, graph: Graph) -> None:
             made.meta["val"] = value
             made.meta |= {k: promised.meta[k] for k in (SIZES, STRIDES) if k in promised.meta}
         elif storage_of(made.meta["val"]) != storage_of(value):
-            reason = "its decomposition gives an input, which is stored in another order"
+            reason = (
+                "its decomposition returns an input, whose strides differ from the expected ones"
+            )
             raise LoweringError(promised.name, str(promised.target), reason)

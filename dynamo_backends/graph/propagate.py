@@ -92,8 +92,8 @@ def mismatches(graph: Graph) -> Iterator[str]:
                 continue
             if describe(value) != describe(node.meta["val"]):
                 yield (
-                    f"{node.name} is {describe(node.meta['val'])} by its meta['val'], but "
-                    f"{node.target} gives {describe(value)}"
+                    f"{node.name} has meta['val'] {describe(node.meta['val'])}, but {node.target} "
+                    f"returns {describe(value)}"
                 )
             known[node] = value
 
@@ -153,7 +153,7 @@ def _without_guards(mode: FakeTensorMode) -> Iterator[None]:
 
 PROPAGATE = Pass(
     name="propagate",
-    summary="calls without shapes, strides and dtype get them from fake tensors",
+    summary="calls without shape, stride and dtype metadata get it from fake tensors",
     requires=NORMAL_FORM - {Property.TYPED},
     ensures=frozenset({Property.TYPED}),
     run=propagate,

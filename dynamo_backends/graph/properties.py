@@ -14,15 +14,15 @@ class Property(enum.Enum):
     """A property of a graph. The value is its meaning, in words."""
 
     ORDERED = "placeholders, calls and one output, in topological order, with unique names"
-    FUNCTIONAL = "no call writes to memory that another node can see"
-    DIALECT = "every call is of the dialect"
-    ROLES = "every placeholder has a role; tensor constants are placeholders, each only once"
-    TYPED = "`meta['val']` of every node is what fake tensors give when the call is executed"
+    FUNCTIONAL = "no call mutates a tensor that another node can observe"
+    DIALECT = "every call targets a supported operator"
+    ROLES = "every placeholder has a role; each tensor constant is one placeholder"
+    TYPED = "`meta['val']` of every node equals the result of the call on fake tensors"
     LIVE = "every call is used, except those that draw random numbers"
-    CANONICAL = "every call has the one spelling of its meaning"
-    STATIC = "all sizes are integers, except those that depend on data"
-    DRAWS_APART = "random numbers are drawn by calls that look at shapes and not at data"
-    OUTPUTS_APART = "outputs that share memory are views, to be made by torch, of one of them"
+    CANONICAL = "every call has the canonical form"
+    STATIC = "all sizes are integers, except data-dependent ones"
+    DRAWS_APART = "random operators depend on shapes only, not on tensor values"
+    OUTPUTS_APART = "outputs that share storage are views of one output, created by torch"
 
 
 NORMAL_FORM = frozenset(

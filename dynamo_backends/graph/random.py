@@ -272,7 +272,9 @@ def _draw(
 
 SEPARATE_DRAWS = Pass(
     name="separate draws",
-    summary="calls that draw look at shapes and not at data, so that torch can make them first",
+    summary=(
+        "random operators depend on shapes only, so that torch can draw all random numbers first"
+    ),
     requires=NORMAL_FORM | {Property.STATIC},
     ensures=frozenset({Property.DRAWS_APART}),
     run=separate_random_draws,

@@ -95,7 +95,7 @@ def specialization(args: Sequence[Any], remember: bool = False) -> Pass:
     """
     return Pass(
         name=SPECIALIZE,
-        summary="symbolic sizes become the integers of one call",
+        summary="symbolic sizes are replaced by the integers of one call",
         requires=NORMAL_FORM,
         ensures=frozenset({Property.STATIC}),
         run=functools.partial(_specialize, args=args, remember=remember),

@@ -123,7 +123,7 @@ def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
                 try:
                     values[node] = node.target(*args, **kwargs)
                 except Exception as error:
-                    reason = f"{node.target} cannot be of other sizes: {error}"
+                    reason = f"{node.target} cannot run with other sizes: {error}"
                     raise CompileError(reason) from error
     return values
 

@@ -145,7 +145,7 @@ class InductorMaxAutotune(InductorFreezing):
     """
 
     name = "inductor_max_autotune"
-    summary = "Inductor with frozen weights, trying several kernels"
+    summary = "Inductor with frozen weights and max-autotune"
     settings: ClassVar[dict[str, Any]] = {
         "max_autotune": True,
         "coordinate_descent_tuning": True,

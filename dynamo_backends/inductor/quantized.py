@@ -43,7 +43,7 @@ class InductorInt8Executable(QuantizedExecutable):
         """See `QuantizedExecutable.prepare`."""
         module = with_constants(self.graph, weights)
         if not use_linear_modules(module):
-            raise CompileError("no linear layer with constant weights can be quantized")
+            raise CompileError("the graph has no linear layer with constant weights to quantize")
         with as_compile_error("torchao or Inductor failed"):
             quantize(module, self._precision)
             run = compile_quantized_with_inductor(module, list(seen[0]))

@@ -123,7 +123,7 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, 
             decompose_for_inductor(decomposed.graph)
             return compile_decomposed_with_inductor(decomposed, inputs, settings)
         except (AttributeError, TypeError) as error:  # private parts of another torch
-            log.info("Inductor traces the graph again: %s", brief_error(error))
+            log.info("Inductor compiles the graph again for new sizes: %s", brief_error(error))
     return compile_frozen_with_inductor(module, inputs, settings)
 
 
@@ -266,7 +266,7 @@ def symbols_of(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
         if isinstance(size.expression, sympy.Symbol):
             found.setdefault(size.expression, size)
     if any(size < 2 for size in found.values()):
-        raise CompileError("Inductor's symbols stand for 2 and more")
+        raise CompileError("Inductor assumes that symbolic sizes are at least 2")
     for size in sizes:
         if not size.expression.free_symbols <= found.keys():
             raise CompileError(f"Inductor has no symbol for the size {size.expression}")

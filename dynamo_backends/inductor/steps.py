@@ -68,8 +68,9 @@ class InductorStep(StepProgram):
         except Exception as error:
             give_up(updated)
             raise StepCaptureError(
-                f"writing the results of a step failed ({error}) and its {len(updated)} "
-                "parameters and states are lost; they are NaN now. Load the last checkpoint."
+                f"writing the results of a training step failed ({error}). Its {len(updated)} "
+                "parameters and optimizer states are lost and were filled with NaN. Load the last "
+                "checkpoint."
             ) from error
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
@@ -82,9 +83,9 @@ def _check_draws(graph: Graph) -> None:
     """Refuses draws that are no operators; they remain where another draw depends on data."""
     if any(node.target is draw for node in graph.calls):
         raise StepCaptureError(
-            "the step draws random numbers, and some draw depends on what the step computes; "
-            'Inductor would not keep their order. Use another backend ("aot_eager"), or pass '
-            'fallback="split" to compile forward and backward by themselves.'
+            "the step draws random numbers that depend on computed values, and Inductor would not "
+            'keep their order. Use another backend ("aot_eager"), or pass fallback="split" to '
+            "compile forward and backward separately."
         )
 
 

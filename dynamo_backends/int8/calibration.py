@@ -64,8 +64,8 @@ class Calibration:
                 )
         if len(batches) < LEAST:
             raise OptionError(
-                f"option 'calibration' of {backend} has {len(batches)} batches, and needs at least "
-                f"{LEAST}: some calibrate, others are held out for the proof. Give {HOW}."
+                f"option 'calibration' of {backend} has {len(batches)} batches, but needs at least "
+                f"{LEAST}: some are used for calibration, the others for validation. Give {HOW}."
             )
         return cls(batches)
 
@@ -115,8 +115,9 @@ class Calibration:
         for name in places.values():
             if arguments.key(name) is None:
                 raise CompileError(
-                    f"a graph reads {name}, which is no argument of the model, so no batch of "
-                    "calibration has it; int8 needs a model that is captured as one graph"
+                    f"a graph reads {name}, which is not an argument of the model, so the "
+                    "calibration batches do not contain it; remove graph breaks, because "
+                    "precision='int8' needs a model that is captured as one graph"
                 )
         found = [
             given for number, batch in enumerate(self.batches)
@@ -125,8 +126,9 @@ class Calibration:
         if len(found) < LEAST:
             shown = ", ".join(f"{n}: {_kind(values[i])}" for i, n in places.items())
             raise CompileError(
-                f"{len(found)} of {len(self.batches)} batches of calibration have the data types "
-                f"and sizes of this graph ({shown}), and int8 needs at least {LEAST}"
+                f"only {len(found)} of {len(self.batches)} calibration batches have the dtypes and "
+                f"shapes of this graph ({shown}), but precision='int8' needs at least {LEAST}; "
+                "pass batches with the shapes of the call"
             )
         return found
 

@@ -54,12 +54,15 @@ def placed(
     static = private.captured_static_inputs(captured)
     if any(not isinstance(x, Tensor) for x in example_inputs):
         raise CompileError(
-            "int8 is calibrated for concrete sizes, and this graph has symbols or numbers among "
-            "its inputs; compile with dynamic=False"
+            "precision='int8' is calibrated for static shapes, but this graph has symbolic sizes "
+            "or Python scalars as inputs; compile with dynamic=False"
         )
     kinds = {x.device.type for x in example_inputs if x.ndim} - {"cpu"}
     if kinds:
-        raise CompileError(f"int8 is for CPUs, and an input is on {min(kinds)}")
+        raise CompileError(
+            f"precision='int8' runs on CPUs only, but an input is on {min(kinds)}; move the model "
+            "and its inputs to the CPU"
+        )
     facts = inspect_captured(captured)
     names = ["" if i in static else x.name for i, x in enumerate(facts.inputs)]
     return options.calibration.placed(

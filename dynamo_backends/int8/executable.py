@@ -153,7 +153,7 @@ class QuantizedExecutable(Executable):
         """Returns what `prepare` makes of what was recorded last."""
         with self._lock, disable_current_modes():
             if self._recording is None:
-                raise CompileError("a block in int8 was called before it was calibrated")
+                raise CompileError("an int8 block was called before it was calibrated")
             return self.prepare(weights, self._seen, in_float), self._recording
 
     def is_recent(self, recording: Recording) -> bool:

@@ -27,11 +27,11 @@ class Int8Options(Options):
 
     Attributes:
         calibration: Batches of the model's inputs, at least two: each one a dict by the names of
-            its arguments, a tuple in their order, or a tensor. Every third (of two, the last) is
-            held out for the proof.
-        tolerance: What the task admits: {"cosine": 0.99}, {"relative": 0.05}, or
-            {metric: least value} with a function of the outputs of eager and the results (two
-            lists) of a batch.
+            its arguments, a tuple in their order, or a tensor. Every third batch (of two, the last
+            one) is held out for validation.
+        tolerance: How far results may differ from eager's: {"cosine": 0.99}, {"relative": 0.05}, or
+            {metric: lowest value}, where metric is a function of eager's outputs and the results
+            (two lists) of a batch.
     """
 
     calibration: Calibration | None = None
@@ -64,24 +64,22 @@ class Int8Options(Options):
             for name in ("calibration", "tolerance"):
                 if getattr(self, name) is not None:
                     raise OptionError(
-                        f"option {name!r} of {backend} is for precision='int8'; ask for that, or "
-                        "leave it out."
+                        f"option {name!r} of {backend} requires precision='int8'. Set precision, "
+                        "or remove the option."
                     )
             return
         asked = f"precision={getattr(self, 'precision', '')!r} of {backend}"
         if self.tolerance is None:
             raise OptionError(
-                f"{asked} changes results, and how far they may change is yours to state: give "
-                f"{bounds.HOW}."
+                f"{asked} changes results, so it needs a tolerance: give {bounds.HOW}."
             )
         if self.calibration is None:
             raise OptionError(
-                f"{asked} is proven on batches of real inputs, which are yours to give: "
-                f"{batches.HOW}."
+                f"{asked} is validated on batches of real inputs: give {batches.HOW}."
             )
         if self.freezing == "off":
             raise OptionError(
-                f"{asked} prepares weights, which freezing='off' forbids; use 'probe' or 'strict'."
+                f"{asked} requires frozen weights; set freezing to 'probe' or 'strict', not 'off'."
             )
         if self.while_compiling != "wait":
             raise OptionError(
@@ -93,8 +91,8 @@ class Int8Options(Options):
         """See `Options.refuse_uncaptured`."""
         if self.is_int8:
             raise OptionError(
-                f"{who} cannot prove precision='int8', which is for inference with torch.compile; "
-                "use 'float32'."
+                f"{who} does not support precision='int8', which is for inference with "
+                "torch.compile; use 'float32'."
             )
 
     def refuse_gradients(self, backend: str) -> None:
@@ -105,8 +103,8 @@ class Int8Options(Options):
         """
         if self.is_int8:
             raise OptionError(
-                f"precision='int8' of {backend} is for inference, and gradients are computed here; "
-                "call the model under torch.no_grad() or torch.inference_mode()."
+                f"precision='int8' of {backend} supports inference only, but gradients are "
+                "enabled. Call the model under torch.no_grad() or torch.inference_mode()."
             )
 
     def check(self, graph: "Graph", backend: str) -> None:
@@ -118,8 +116,8 @@ class Int8Options(Options):
             self.refuse_gradients(backend)
         if graph.updates:
             raise CompileError(
-                "it updates an input in place, so it cannot be called on batches of calibration; "
-                "put the model in eval()"
+                "the model updates an input or buffer in place, so it cannot be run on calibration "
+                "batches; call model.eval() first"
             )
 
 

@@ -134,7 +134,7 @@ class ProvenGraph:
                 wrong = self._proven(args, self._in_float) and self._calibrated_and_proven(args)
             restore_rng(state)
             if wrong:
-                self._leave(f"{wrong}, after weights have changed", args)
+                self._leave(f"{wrong}, after weights were changed", args)
         return results
 
     def _is_wasted(self) -> bool:

@@ -21,10 +21,10 @@ Metric = Callable[[list[Any], list[Any]], Any]
 COSINE, RELATIVE = "cosine", "relative"
 
 HOW = (
-    'tolerance={"cosine": 0.99} (least mean cosine with the results of eager), '
-    'tolerance={"relative": 0.05} (largest root mean square error, relative to the results), or '
-    "tolerance={metric: 0.98}, where metric(expected, results) is a function from the lists of a "
-    "batch's outputs to a number, of which that is the least mean"
+    'tolerance={"cosine": 0.99} (lowest mean cosine similarity to eager\'s results), '
+    'tolerance={"relative": 0.05} (highest root mean square error, relative to the results), or '
+    "tolerance={metric: 0.98}, where metric(expected, results) is a function that takes the lists "
+    "of a batch's outputs and returns a number, and 0.98 is its lowest allowed mean"
 )
 """How a tolerance is stated, for texts of errors."""
 
@@ -200,14 +200,14 @@ class Scores:
             value = self._value(place, measure)
             name = name_of(measure)
             if value is None:
-                return f"there is no output that {name} measures"
+                return f"{name} cannot be computed, because there is no floating-point output"
             if measure == RELATIVE and not value <= bound:
-                return f"a relative error of {value:.3g} is more than the {bound:g} admitted"
+                return f"a relative error of {value:.3g} exceeds the tolerance of {bound:g}"
             if measure != RELATIVE and not value >= bound:
                 text = (
                     f"a mean {name} of {value:.4f}" if measure == COSINE else f"{name} {value:.4g}"
                 )
-                return f"{text} is less than the {bound:g} admitted"
+                return f"{text} is below the tolerance of {bound:g}"
             if measure == COSINE and (text := self._scaled(bound)):
                 return text
         return ""
@@ -237,8 +237,8 @@ class Scores:
         if abs(off) <= most:
             return ""
         return (
-            f"results are {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than eager's in the "
-            f"mean, more than the {most:.1%} that go with a cosine of {cosine:g}"
+            f"result vectors are {abs(off):.1%} {'longer' if off > 0 else 'shorter'} than eager's "
+            f"on average, and the tolerance for a cosine of {cosine:g} is {most:.1%}"
         )
 
 
@@ -266,7 +266,7 @@ def _kind_difference(expected: Sequence[Any], results: Sequence[Any], tolerance:
         counts = isinstance(e, Tensor) and not is_inexact(e) and not tolerance.judges_all
         if counts and not torch.equal(e, r):
             return (
-                f"output {i} differs in {int((e != r).sum())} elements that are no floating-point "
-                "numbers, of which only a function can say what is admitted"
+                f"output {i} differs in {int((e != r).sum())} elements that are not floating-point "
+                "numbers; only a metric function can define a tolerance for them"
             )
     return ""

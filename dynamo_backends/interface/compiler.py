@@ -86,8 +86,8 @@ class Compiler:
     ) -> Callable[..., Any]:
         if mode not in IDLE_MODES:
             raise OptionError(
-                f"{self.name} has no modes; mode={mode!r} is one of Inductor's. "
-                "Use options={...} instead."
+                f"{self.name} does not support mode; mode={mode!r} is for Inductor. Use "
+                "options={...} instead."
             )
         parsed = self.options(options)
         captures.note_graph()

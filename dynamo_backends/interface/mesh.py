@@ -150,7 +150,7 @@ class MeshReport:
 
     def __str__(self) -> str:
         """Returns a line for each parameter and each kind of collective."""
-        lines = [f"on a mesh ({self.mesh}); on each device:"]
+        lines = [f"on a mesh ({self.mesh}), for each device:"]
         held = self.argument_bytes, self.temporary_bytes, self.output_bytes
         arguments, temporaries, outputs = map(size_text, held)
         lines.append(

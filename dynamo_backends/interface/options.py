@@ -33,9 +33,9 @@ class Options:
             each program and shape; "always": every call; "off": none. Wrong code is replaced by
             eager, or raises `VerificationError` with `fallback="error"`. True means "first" and
             False means "off".
-        slow: What becomes of compiled code that is slower than eager beyond doubt, as is measured
-            on the first calls: "eager" runs it in eager from then on, with a warning; "report"
-            warns; "off" measures nothing (see docs/options.md).
+        slow: What to do with compiled code that is significantly slower than eager, as measured on
+            the first calls: "eager" runs it in eager from then on, with a warning; "report" only
+            warns; "off" disables the measurement (see docs/options.md).
         freezing: For inference. "probe" prepares weights once, and checks before each call whether
             identity, version, address or a sample of the contents changed; "strict" compares the
             whole contents; "off" treats weights as ordinary inputs.
@@ -43,8 +43,9 @@ class Options:
         min_block_size: If a graph has to be partitioned, blocks with fewer operators run in eager.
         keep_in_eager: Names of operators to run in eager although the backend supports them:
             "aten.softmax.int", "aten.softmax" or "softmax".
-        fragmented: What to do with a graph in so many small blocks that calling them costs more
-            than it saves: run it in eager, compile it with Inductor, or keep the blocks.
+        fragmented: What to do with a graph that is split into so many small blocks that their call
+            overhead exceeds the gain: run it in eager, compile it with Inductor, or keep the
+            blocks.
         max_executables: With dynamic shapes: how many concrete shapes stay compiled; the least
             recently used one is evicted.
         ranges: With dynamic shapes: one executable serves all sizes, if the backend can compile
@@ -52,8 +53,8 @@ class Options:
         while_compiling: What a call does if there is no program for its sizes yet. "wait" compiles
             one first; "eager" runs in eager while one is compiled in the background, for later
             calls (see docs/shapes.md). `autotune` and `compile_step` refuse "eager".
-        partitioner: For training. "default" saves what the backward graph reads of the forward
-            graph; "min_cut" saves less and rematerializes cheap values, as Inductor does.
+        partitioner: For training. "default" saves all activations that the backward graph reads;
+            "min_cut" saves fewer and recomputes cheap ones, as Inductor does.
     """
 
     fallback: Literal["eager", "error"] = "eager"
@@ -87,8 +88,8 @@ class Options:
         """
         if self.while_compiling != "wait":
             raise OptionError(
-                f"{who} compiles while its caller waits; while_compiling must be 'wait', "
-                f"not {self.while_compiling!r}."
+                f"{who} compiles synchronously; while_compiling must be 'wait', not "
+                f"{self.while_compiling!r}."
             )
 
     @property
@@ -203,7 +204,7 @@ class Options:
             check_names(self.keep_in_eager, "keep_in_eager", backend)
 
 
-FORMER_OPTIONS = {"specialize": "frequent sizes get no executables of their own any more"}
+FORMER_OPTIONS = {"specialize": "frequent sizes no longer get executables of their own"}
 """Options of the version before, which are accepted and ignored, with the reason."""
 
 
@@ -211,8 +212,8 @@ def _without_former(given: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """Returns the options that still have an effect; warns of others."""
     for name in FORMER_OPTIONS.keys() & given.keys():
         warnings.warn(
-            f"the option {name!r} of {backend} has no effect: {FORMER_OPTIONS[name]}. Remove it; "
-            "the next version does not know it.",
+            f"the option {name!r} of {backend} is deprecated and has no effect: "
+            f"{FORMER_OPTIONS[name]}. Remove it; the next version raises an error.",
             DeprecationWarning,
             stacklevel=3,
         )

@@ -97,4 +97,4 @@ def why_unanswered(error: Exception, who: str) -> str:
     if is_for_others(error):
         raise error
     log.debug("asking %s failed", who, exc_info=error)
-    return f"asking {who} failed ({brief_error(error)})"
+    return f"querying {who} for supported operators failed ({brief_error(error)})"

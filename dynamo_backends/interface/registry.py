@@ -91,7 +91,9 @@ def register_backend(name: str, factory: Callable[[], Backend]) -> None:
     """
     with _lock:
         if name in _OURS or name in _registered:
-            raise ValueError(f"a backend called {name!r} is registered already")
+            raise ValueError(
+                f"a backend named {name!r} is already registered. Choose another name."
+            )
         _registered[name] = factory
 
 
@@ -137,14 +139,16 @@ def availability_of(backend: Backend) -> Availability:
         return backend.availability()
     except Exception as error:
         log.debug("asking %s failed", backend.name, exc_info=True)
-        return Availability(False, f"its check failed ({brief_error(error)})", "please report this")
+        return Availability(
+            False, f"its availability check failed ({brief_error(error)})", "report this as a bug"
+        )
 
 
 def require_available(backend: Backend) -> None:
     """Raises `BackendUnavailableError` if the backend cannot run here."""
     available = backend.availability()
     if not available.usable:
-        remedy = f" To mend it: {available.remedy}" if available.remedy else ""
+        remedy = f" To fix it: {available.remedy}" if available.remedy else ""
         raise BackendUnavailableError(
             f"backend {backend.name!r} cannot run here: {available.reason}.{remedy}"
         )
@@ -172,14 +176,14 @@ class OldName:
 
 _NVFUSER = "torch has removed nvFuser from TorchScript"
 _PRIMS = "torch has removed nvFuser's primitives"
-_XLA = "one backend compiles with XLA and traces once; it needs no torch_xla"
+_XLA = "one backend compiles with XLA, traces once and does not need torch_xla"
 _CUDAGRAPHS = "it records the kernels that torch launches; TorchScript would launch the same ones"
 _TENSORRT = "one backend builds TensorRT engines, whichever way the network gets there"
 
 OLD_NAMES: tuple[OldName, ...] = (
     OldName("ansor", "tvm", "here", "Ansor's successor in TVM is MetaSchedule"),
-    OldName("aot_autograd", "", "nobody", "it is no backend but an adapter for backend authors: "
-            "`torch._dynamo.backends.common.aot_autograd`"),
+    OldName("aot_autograd", "", "nobody", "it is not a backend but a helper for backend authors: "
+                                          "`torch._dynamo.backends.common.aot_autograd`"),
     OldName("aot_cudagraphs", "cudagraphs", "torch", "torch has renamed it"),
     OldName("aot_inductor_debug", "inductor", "torch", "set TORCH_COMPILE_DEBUG=1 for its output"),
     OldName("aot_nvfuser", "nvfuser", "here", _NVFUSER),
@@ -190,20 +194,20 @@ OLD_NAMES: tuple[OldName, ...] = (
     OldName("aot_ts", "aot_ts", "torch", "torch still has it"),
     OldName("aot_ts_nvfuser", "nvfuser", "here", _NVFUSER),
     OldName("aot_ts_nvfuser_nodecomps", "nvfuser", "here", _NVFUSER),
-    OldName("autotune", "autotune", "here", "it measures backends and takes the fastest"),
+    OldName("autotune", "autotune", "here", "it measures backends and uses the fastest"),
     OldName("cudagraphs", "cudagraphs", "torch", "torch still has it"),
     OldName("cudagraphs_ts", "cudagraphs_eager", "here", _CUDAGRAPHS),
     OldName("cudagraphs_ts_ofi", "cudagraphs_eager", "here", _CUDAGRAPHS),
-    OldName("fx2trt", "fx2trt", "here", "torch_tensorrt is what became of it; 'tensorrt' needs "
-            "TensorRT alone"),
-    OldName("ipex", "", "nobody", "Intel Extension for PyTorch, which registered it, ended; its "
-            "last release is for torch 2.8. 'inductor_freezing' and 'onednn_graph' reach oneDNN, "
-            "too"),
+    OldName("fx2trt", "fx2trt", "here", "it uses torch_tensorrt, the successor of fx2trt; "
+                                        "'tensorrt' needs only TensorRT"),
+    OldName("ipex", "", "nobody", "Intel Extension for PyTorch, which registered it, is "
+                                  "discontinued; its last release is for torch 2.8. "
+                                  "'inductor_freezing' and 'onednn_graph' also use oneDNN"),
     OldName("ltc_reuse_graph", "ltc", "here", "renamed"),
     OldName("ltc_trivial", "ltc_trace", "here", "renamed"),
     OldName("nnc", "nnc", "here", "as before"),
     OldName("nnc_ofi", "nnc", "here", "NNC compiles what `optimize_for_inference` would rewrite"),
-    OldName("nvfuser", "nvfuser", "here", "nvFuser is a package of its own by now"),
+    OldName("nvfuser", "nvfuser", "here", "nvFuser is a separate package now"),
     OldName("nvfuser_ofi", "nvfuser", "here", _NVFUSER),
     OldName("nvprims_aten", "", "nobody", f"{_PRIMS}; it ran them without nvFuser, for debugging, "
             "which is what 'aot_eager' is for"),
@@ -214,13 +218,14 @@ OLD_NAMES: tuple[OldName, ...] = (
     OldName("onnx2tensorrt_alt", "tensorrt", "here", _TENSORRT),
     OldName("onnx2tf", "onnxrt", "here", "it ran ONNX models in TensorFlow; ONNX Runtime runs them "
             "itself"),
-    OldName("onnxrt", "onnxrt", "here", "as before; torch has an empty place under this name"),
+    OldName("onnxrt", "onnxrt", "here", "unchanged; torch has a placeholder under this name"),
     OldName("onnxrt_cpu", "onnxrt_cpu", "here", "as before"),
     OldName("onnxrt_cpu_numpy", "onnxrt_cpu", "here", "tensors are shared without numpy"),
     OldName("onnxrt_cuda", "onnxrt_cuda", "here", "as before"),
     OldName("static_runtime", "static_runtime", "here", "as before"),
-    OldName("taso", "", "nobody", "TASO is a finished research project that no current toolchain "
-            "builds; 'inductor' and 'onnxrt' rewrite graphs as well"),
+    OldName("taso", "", "nobody", "TASO is a finished research project that cannot be built with "
+                                  "current toolchains; 'inductor' and 'onnxrt' also rewrite "
+                                  "graphs"),
     OldName("tensorrt", "tensorrt", "here", "as before"),
     OldName("torch2trt", "tensorrt", "here", _TENSORRT),
     OldName("torchxla_trace_once", "openxla", "here", _XLA),
@@ -228,8 +233,10 @@ OLD_NAMES: tuple[OldName, ...] = (
     OldName("ts", "ts", "torch", "torch still has it; 'ts_trace' is the same on ATen graphs"),
     OldName("ts_nvfuser", "nvfuser", "here", _NVFUSER),
     OldName("ts_nvfuser_ofi", "nvfuser", "here", _NVFUSER),
-    OldName("tvm", "tvm", "here", "torch's own function of that name calls what TVM has removed"),
-    OldName("tvm_meta_schedule", "tvm", "here", "one backend; its option `tune_trials` tunes"),
+    OldName("tvm", "tvm", "here", "torch's own backend of that name calls functions that TVM has "
+                                  "removed"),
+    OldName("tvm_meta_schedule", "tvm", "here", "merged into one backend; its option "
+                                                "`tune_trials` enables tuning"),
 )  # fmt: skip
 
 
@@ -256,8 +263,8 @@ def explain(old: OldName) -> str:
     if old.owner == "nobody":
         return f"there is no backend {old.name!r} any more: {old.why}."
     if old.owner == "torch":
-        return f"{old.name!r} is torch's own backend {old.target!r} today: {old.why}."
-    return f"{old.name!r} is {old.target!r} today: {old.why}."
+        return f"{old.name!r} is replaced by torch's own backend {old.target!r}: {old.why}."
+    return f"{old.name!r} is replaced by {old.target!r}: {old.why}."
 
 
 @functools.cache

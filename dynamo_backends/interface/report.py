@@ -175,7 +175,7 @@ class CandidateReport:
         """
         names = {f.name for f in fields(cls)}
         if not isinstance(given, Mapping) or "name" not in given or not names.issuperset(given):
-            raise ValueError("it lists something that is no candidate")
+            raise ValueError("it lists an entry that is not a candidate")
         values = dict(given)
         if values.get("speedup") is not None:
             values["speedup"] = tuple(map(float, values["speedup"]))
@@ -416,7 +416,8 @@ class GraphReport:
             cache_hits=made.cache_hits,
         )
         log.info(
-            "%s: %s was compiled in %.2f s (%s); %d of %d executables came from disk",
+            "%s: %s was compiled in %.2f s (%s); %d of %d executables were loaded from the disk "
+            "cache",
             self.backend, self.title, made.seconds, ", ".join(made.shapes) or "no inputs",
             made.cache_hits, made.executables,
         )  # fmt: skip

@@ -55,10 +55,10 @@ class IreeOptions(Options):
     Attributes:
         opt_level: How much IREE's compiler optimises.
         data_tiling: Pack the operands of matrix products and convolutions into tiles.
-        num_threads: Of IREE's own, on the CPU; 0: as many as torch has.
+        num_threads: Number of IREE's threads on the CPU; 0: as many as torch uses.
         compiler_flags: Further flags of `iree-compile`, such as
             `("--iree-llvmcpu-enable-ukernels=all",)`. They take precedence over the options above.
-        compile_seconds: After so many seconds the compiler is stopped and the graph runs in eager.
+        compile_seconds: Time limit for the compiler in seconds; then the graph runs in eager.
     """
 
     opt_level: Literal["O3", "O2", "O1", "O0"] = "O3"
@@ -143,7 +143,11 @@ class IREE(Backend):
                 node = find_crashing_call(graph, lambda part: self._breaks(part, options))
                 self._culprits.add(kind_of(node))
             alone = len(graph.calls) == 1
-            reason = str(error) if alone else f"{error} with what comes before in one program"
+            reason = (
+                str(error)
+                if alone
+                else (f"{error} when compiled together with the preceding operators")
+            )
             raise LoweringError(node.name, str(node.target), reason) from error
 
     def _compile(self, graph: Graph, options: IreeOptions, ranged: bool) -> Any:

@@ -73,13 +73,16 @@ def compile_program(module: bytes, settings: Settings) -> bytes:
             command, input=module, capture_output=True, timeout=settings.seconds, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise CompileError(f"IREE's compiler was stopped after {settings.seconds:g} s") from error
+        raise CompileError(
+            f"IREE's compiler did not finish within {settings.seconds:g} s; raise "
+            'options={"compile_seconds": ...}'
+        ) from error
     if done.returncode == -signal.SIGKILL:  # as happens where memory is short
         raise CompileError("IREE's compiler was killed")
     if done.returncode < 0:
-        raise CompilerCrashError(f"IREE's compiler broke down (signal {-done.returncode})")
+        raise CompilerCrashError(f"IREE's compiler crashed (signal {-done.returncode})")
     if done.returncode != 0 or not done.stdout:
-        raise CompileError(f"IREE's compiler refuses it: {plain_message(done.stderr.decode())}")
+        raise CompileError(f"IREE's compiler rejects it: {plain_message(done.stderr.decode())}")
     return done.stdout
 
 

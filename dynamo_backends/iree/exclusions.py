@@ -9,9 +9,9 @@ from dynamo_backends.iree.formulas import in_dtype
 from dynamo_backends.iree.indices import why_unguarded
 from dynamo_backends.iree.legalize import FOR_FLOAT32
 
-_DIGITS = "it is computed of exponentials, which leaves no correct digit for small x"
-_OVERFLOW = "it is computed of exponentials, which overflow too early"
-_SHIFT = "shifts by the width of the type or more are undefined there"
+_DIGITS = "it is computed from exponentials, which loses all precision for small x"
+_OVERFLOW = "it is computed from exponentials, which overflow for large x"
+_SHIFT = "shifts by at least the bit width of the type are undefined in IREE"
 
 WRONG: dict[str, str] = {
     "acosh.default": _OVERFLOW,
@@ -20,7 +20,7 @@ WRONG: dict[str, str] = {
     "cosh.default": _OVERFLOW,
     "logcumsumexp.default": _OVERFLOW,
     "sinh.default": _DIGITS,
-    "tan.default": "it loses its digits for large x",
+    "tan.default": "it loses precision for large x",
     "__lshift__.Tensor": _SHIFT,
     "__rshift__.Tensor": _SHIFT,
     "bitwise_left_shift.Tensor": _SHIFT,
@@ -69,7 +69,7 @@ def why_not(node: fx.Node) -> str | None:
     if name in WRONG and not (node.target in FOR_FLOAT32 and _is_narrower(node)):
         return WRONG[name]
     if name in _DIVISIONS and _may_trap(node):
-        return "the processor ends the process at an integer division by zero"
+        return "an integer division by zero would crash the process"
     return why_unguarded(node)
 
 

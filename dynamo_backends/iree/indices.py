@@ -97,9 +97,9 @@ def why_unguarded(node: fx.Node) -> str | None:
     rule = _RULES.get(_name(node))
     if rule is not None:
         masks = any(index.node.meta["val"].dtype == torch.bool for index in rule.find(node))
-        return "its index is a mask" if masks else None
+        return "its index is a boolean mask" if masks else None
     if any(a.name in _POSITIONS and "Tensor" in str(a.type) for a in target._schema.arguments):
-        return "compiled code of IREE would not notice an index that is out of range"
+        return "IREE's compiled code does not check for out-of-range indices"
     return None
 
 
@@ -142,9 +142,9 @@ def require_fixed(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
         if rule is None:
             continue
         if _varies(_node(node.args[0]), others):
-            raise CompileError(f"{node.name!r} takes indices along a size that varies")
+            raise CompileError(f"{node.name!r} indexes a dimension of dynamic size")
         if _name(node) in _WRITES and any(_varies(n, others) for n in node.all_input_nodes):
-            raise CompileError(f"{node.name!r} writes a number of elements that varies")
+            raise CompileError(f"{node.name!r} writes a dynamic number of elements")
 
 
 def _varies(node: fx.Node, others: Mapping[fx.Node, Any]) -> bool:

@@ -304,7 +304,9 @@ def legalize_calls(graph: fx.Graph) -> None:
         if spelling is None:
             continue
         if len(_tensors(node)) < len(node.all_input_nodes):
-            raise LoweringError(node.name, str(node.target), "its formula needs a size as a number")
+            raise LoweringError(
+                node.name, str(node.target), "its lowering needs a size as a tensor value"
+            )
         replace(node, spelling)
 
 

@@ -127,9 +127,9 @@ def _untriable(node: fx.Node) -> str | None:
         if value.dtype not in DTYPES:
             return f"IREE does not compute with {value.dtype}"
     if not tensors(node.meta.get("val")):
-        return "it has no result that is a tensor"
+        return "it has no tensor result"
     if not isinstance(node.meta["val"], Tensor) and not used_results(node):
-        return "no result of it is used"
+        return "none of its results is used"
     if exclusions.why_not(node) is not None and not has_decomposition(node.target):
         return exclusions.why_not(node)
     return None

@@ -59,7 +59,13 @@ def load_kernel(module: str, **inserted: str) -> Any | None:
     try:
         return private.load_cpp(source)
     except Exception as error:
-        log.warning("Inductor's own kernels are used, %s failed: %s", path.name, brief_error(error))
+        log.warning(
+            "custom CPU kernels are not used, because "
+            "compiling %s failed; Inductor's kernels are "
+            "used instead: %s",
+            path.name,
+            brief_error(error),
+        )
         return None
 
 

@@ -20,7 +20,7 @@ class LazyTensorCore(Backend):
     """Records a graph once, and runs the compiled program without recording it again."""
 
     name = "ltc"
-    summary = "Lazy Tensor Core, recorded and compiled once per graph"
+    summary = "Lazy Tensor Core, traced and compiled once per graph"
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
@@ -39,7 +39,9 @@ class LazyTensorCore(Backend):
 
         target: Any = node.target
         if target._schema.name in _STRIDED:
-            return Support(False, "it depends on the strides of its input; lazy tensors have none")
+            return Support(
+                False, "it depends on the strides of its input, and lazy tensors have no strides"
+            )
         shape = unknown_shape(node)
         if shape is not None:
             return Support(False, shape)
@@ -58,7 +60,7 @@ class LazyTensorCoreTrace(LazyTensorCore):
 
     name = "ltc_trace"
     same_as = "ltc"
-    summary = "Lazy Tensor Core, recorded at every call; a baseline for ltc"
+    summary = "Lazy Tensor Core, traced at every call; a baseline for ltc"
 
     def compile(self, graph: Graph, options: Any) -> Executable:
         """See `Backend.compile`."""

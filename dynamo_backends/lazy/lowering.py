@@ -106,7 +106,7 @@ def _record(graph: Graph) -> LazyProgram:
     inputs = [blank.to(DEVICE) for blank in _blanks(graph)]
     outputs, fallen = _watched(lambda: list(to_lazy_device(graph)(*inputs)))
     if fallen:
-        raise CompileError(f"Lazy Tensor Core does not record {', '.join(fallen)}")
+        raise CompileError(f"Lazy Tensor Core cannot trace {', '.join(fallen)}")
     unique = list({id(t): t for t in outputs}.values())
     hash, ids, values = private.lazy_graph(unique)
     private.lazy_sync(unique)
@@ -115,7 +115,7 @@ def _record(graph: Graph) -> LazyProgram:
     found = {i for _, i in places}
     for i, place in enumerate(graph.placeholders):
         if place.users and i not in found:
-            raise CompileError(f"Lazy Tensor Core takes input {place.name} for a constant")
+            raise CompileError(f"Lazy Tensor Core treats input {place.name} as a constant")
     order = {id(t): i for i, t in enumerate(unique)}
     return LazyProgram(hash, list(values), places, [order[id(t)] for t in outputs])
 
@@ -123,7 +123,7 @@ def _record(graph: Graph) -> LazyProgram:
 def _check(recorded: LazyProgram, graph: Graph) -> None:
     results = private.lazy_run(recorded.hash, recorded.values)
     if len(results) != len(set(recorded.outputs)):
-        raise CompileError("an output is no result of a computation")
+        raise CompileError("an output is not the result of a traced computation")
     for node, i in zip(graph.outputs, recorded.outputs, strict=True):
         wrong = _mismatch(results[i], node.meta["val"])
         if wrong:
@@ -150,7 +150,9 @@ def _blanks(graph: Graph) -> list[Tensor]:
         candidates = unused.setdefault(value.dtype, _unusual(value.dtype))
         blank = next((x for x in candidates if x.item() not in taken), None)
         if blank is None:
-            raise CompileError(f"there are too many numbers of {value.dtype} to tell them apart")
+            raise CompileError(
+                f"there are more scalars of {value.dtype} than distinct values to trace them with"
+            )
         taken.add(blank.item())
         blanks.append(blank)
     return blanks
@@ -250,7 +252,7 @@ def _try(node: fx.Node, function: Callable[..., Any]) -> str | None:
     try:
         results, fallen = _watched(lambda: function(*args, **kwargs))
     except Exception as error:
-        return f"Lazy Tensor Core fails: {first_line(error)}"
+        return f"Lazy Tensor Core raised an error: {first_line(error)}"
     if fallen:
         return f"Lazy Tensor Core has no node for {', '.join(fallen)}"
     return _unlike(_list(results), _list(node.meta["val"]))
@@ -268,5 +270,5 @@ def _unlike(results: Sequence[Any], promised: Sequence[Any]) -> str | None:
         if wrong:
             return f"Lazy Tensor Core's result would be {wrong}"
         if result.device.type != "lazy":
-            return "its result is not lazy"
+            return "its result is not a lazy tensor"
     return None

@@ -88,7 +88,7 @@ class Recorded:
                 raise
         with self._lock:  # Lazy Tensor Core keeps a limited number of programs
             if self._recorded is recorded:
-                log.debug("Lazy Tensor Core has dropped a program; it is recorded again")
+                log.debug("Lazy Tensor Core evicted a program from its cache; it is traced again")
                 self._recorded = record(self._graph)
         return self._recorded(*inputs)
 

@@ -22,15 +22,14 @@ class NvFuserOptions(CudaGraphOptions):
     """The options of `nvfuser`, besides those of backends that can be run as CUDA graphs.
 
     Attributes:
-        min_block_size: As for every backend, with another default: to launch a fusion costs about
-            as much as some operators in eager.
-        matmul: Whether matrix products are parts of fusions. nvFuser then runs them by ATen's own
-            kernels, so this saves splits and launches, not arithmetic; without, they stay in
-            eager.
-        symbolic_sizes: Define fusions with sizes that are read off the inputs, so that graphs
-            which differ in sizes share one. Without, each has its own, of which nvFuser knows
-            the sizes that views and factories have.
-        max_fusions: Number of fusions that are kept for reuse in the process.
+        min_block_size: As for every backend, with a larger default, because launching a fusion
+            costs about as much as several operators in eager.
+        matmul: Whether fusions may contain matrix products. nvFuser runs them with ATen's kernels,
+            so this avoids splits and launches, but does not make products faster. False: matrix
+            products run in eager.
+        symbolic_sizes: Define fusions with symbolic sizes, so that graphs that differ only in sizes
+            share one fusion. False: each graph has its own fusion with static sizes.
+        max_fusions: Number of fusions that are cached in this process.
     """
 
     min_block_size: int = 4
@@ -45,10 +44,10 @@ class NvFuser(Backend):
     """See the module's docstring."""
 
     name = "nvfuser"
-    summary = "nvFuser, NVIDIA's fusion compiler"
+    summary = "nvFuser, NVIDIA's fusion compiler for CUDA"
     Options = NvFuserOptions
     trains = True
-    dynamic_shapes = "one fusion for many shapes"
+    dynamic_shapes = "one fusion definition for many shapes"
     optional_packages = ("nvfuser-*",)  # one for each CUDA and torch
 
     def availability(self) -> Availability:
@@ -83,7 +82,7 @@ class NvFuser(Backend):
         from dynamo_backends.nvfuser.lowering.reduction import PRODUCTS
 
         if not options.matmul and str(node.target) in PRODUCTS:
-            return Support(False, "the option 'matmul' leaves matrix products to eager")
+            return Support(False, "the option matmul=False leaves matrix products to eager")
         try:
             nvfuser = vendor.load()
         except BackendUnavailableError:

@@ -74,7 +74,7 @@ def _device(graph: Graph) -> torch.device:
     if len(found) > 1:
         raise CompileError(f"the block's inputs are on {len(found)} devices")
     if not found:
-        raise CompileError("the block has no input on a device, so nvFuser cannot choose one")
+        raise CompileError("the block has no CUDA input, so the device for nvFuser is unknown")
     return found.pop()
 
 
@@ -135,7 +135,7 @@ def _alone(node: fx.Node, recorder: Recorder) -> Any:
     value = node.meta["val"]
     if isinstance(value, Tensor):
         return recorder.input(value)
-    raise Unsupported("an input is no tensor")
+    raise Unsupported("an input is not a tensor")
 
 
 def _read(node: fx.Node) -> list[Tensor]:
@@ -171,4 +171,4 @@ def _elsewhere(node: fx.Node) -> str | None:
     """Returns why nvFuser would not leave a result where torch promises it."""
     if all(v.device.type == vendor.TYPE for v in _made(node)):
         return None
-    return "its result is a number in the CPU's memory"
+    return "its result is a scalar on the CPU"

@@ -36,8 +36,8 @@ class Reader:
         tensor = values[self._position]
         if tensor.shape != self._shape or tensor.dtype != self._dtype:
             raise ValueError(
-                f"compiled for {self._dtype}{list(self._shape)}, "
-                f"called with {tensor.dtype}{list(tensor.shape)}"
+                f"the executable was compiled for {self._dtype}{list(self._shape)}, but called "
+                f"with {tensor.dtype}{list(tensor.shape)}"
             )
         if tensor.is_neg():
             tensor = tensor.resolve_neg()

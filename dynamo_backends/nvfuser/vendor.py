@@ -92,7 +92,12 @@ def remedy() -> str:
     cuda = (torch.version.cuda or "").replace(".", "")
     major, minor = torch.__version__.split(".")[:2]
     if not cuda:
-        return "pip install nvfuser-cu130-torch" + major + minor + ", beside a CUDA build of torch"
+        return (
+            "pip install nvfuser-cu130-torch"
+            + major
+            + minor
+            + (", together with a CUDA build of torch")
+        )
     return f"pip install nvfuser-cu{cuda}-torch{major}{minor}"
 
 
@@ -113,7 +118,7 @@ def why_unreadable(value: Tensor) -> str | None:
     kind = value.device.type
     if kind == TYPE or (kind == "cpu" and not value.ndim):
         return None
-    return f"nvFuser does not read {kind} memory"
+    return f"nvFuser cannot read {kind} memory"
 
 
 def require_device(graph: Graph, backend: str) -> None:

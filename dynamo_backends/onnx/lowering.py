@@ -184,7 +184,7 @@ def _check_outputs(model: ir.Model, graph: Graph, dimensions: Dimensions | None)
             raise LoweringError(
                 node.name,
                 str(node.target),
-                f"its lowering gives {value.dtype}{known} instead of {dtype}{expected}",
+                f"its lowering returns {value.dtype}{known} instead of {dtype}{expected}",
             )
         value.dtype = dtype
         value.shape = ir.Shape(expected)

@@ -49,7 +49,7 @@ class Dimensions:
             node = nodes.get(name)
             after = [] if node is None else _sizes_in((node.args, node.kwargs))
             if before and (node is None or after != before):
-                raise CompileError(f"{name!r} depends on a size that was computed beforehand")
+                raise CompileError(f"{name!r} depends on a size that was constant-folded")
         for node in list(module.graph.nodes):
             if node.op == "call_function" and _sizes_in((node.args, node.kwargs)):
                 replace = self._replacing(module.graph)

@@ -21,17 +21,17 @@ class OpenVinoOptions(Int8Options):
     """The options of `ov`, besides those that every backend has.
 
     Attributes:
-        device: OpenVINO's name of the device that runs graphs: "CPU", "GPU", "GPU.1", "NPU".
-            Tensors stay on the CPU for torch, whatever it is.
+        device: Name of the OpenVINO device that runs graphs: "CPU", "GPU", "GPU.1", "NPU".
+            Inputs and outputs are CPU tensors for every device.
         precision: "float32" computes in the dtypes that the model has; "bf16" lets OpenVINO compute
             in bfloat16 where the processor has instructions for it. With NNCF, "int8" quantizes
             linear layers and convolutions, with scales from `calibration`; "int8-weights" weights
             alone. Both need `tolerance` (docs/int8.md).
-        performance_hint: What OpenVINO is to optimise: the time of one call, or how many calls
-            from several threads it finishes.
-        num_threads: Of OpenVINO's own pool, on the CPU; 0: as many as torch has.
+        performance_hint: What OpenVINO optimizes: the latency of one call, or the throughput of
+            calls from several threads.
+        num_threads: Number of OpenVINO's threads on the CPU; 0: as many as torch uses.
         config: Properties of the device, such as `{"ENABLE_HYPER_THREADING": False}`; names and
-            values as OpenVINO has them. They take precedence over the options above.
+            values are those of OpenVINO. They take precedence over the options above.
     """
 
     device: str = "CPU"
@@ -48,8 +48,8 @@ class OpenVinoOptions(Int8Options):
         for key, value in (self.config or {}).items():
             if not isinstance(key, str) or not isinstance(value, str | bool | int | float):
                 raise OptionError(
-                    f"option 'config' of {backend} must map names of OpenVINO's properties to "
-                    f"strings, numbers or bools; {key!r}: {value!r} is not such an entry."
+                    f"option 'config' of {backend} must map names of OpenVINO properties to "
+                    f"strings, numbers or bools; {key!r}: {value!r} is invalid."
                 )
 
 
@@ -78,7 +78,7 @@ class OpenVINO(Backend):
             require_quantizer(NNCF, self.name)
         _check_device(options.device)
         _check_config(options)
-        require_cpu(graph, "ov", " OpenVINO's own GPU is chosen by the option device='GPU'.")
+        require_cpu(graph, "ov", " To run on OpenVINO's GPU device, set device='GPU'.")
 
     def keeps(self, options: OpenVinoOptions) -> Collection[OpOverload]:
         """See `Backend.keeps`."""
@@ -154,7 +154,7 @@ def _check_device(device: str) -> None:
     # "GPU" is the first of "GPU.0", "GPU.1".
     if not any(name == device or name.partition(".")[0] == device for name in found):
         raise DeviceError(
-            f"device={device!r} was asked for, and OpenVINO finds {', '.join(found)} here; choose "
+            f"device={device!r} is not available: OpenVINO finds {', '.join(found)} here. Choose "
             f"one of these, or install the driver that OpenVINO needs for {device}."
         )
 
@@ -168,6 +168,6 @@ def _check_config(options: OpenVinoOptions) -> None:
         if name not in known:
             hint = did_you_mean(name, known)
             raise OptionError(
-                f"OpenVINO's {options.device} has no property {name!r} that can be set.{hint} "
-                f"Those that can: {', '.join(sorted(known))}."
+                f"OpenVINO's {options.device} device has no settable property {name!r}.{hint} "
+                f"Settable properties: {', '.join(sorted(known))}."
             )

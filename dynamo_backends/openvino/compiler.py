@@ -45,13 +45,13 @@ def _compile(graph: Graph, settings: Settings, ranged: bool, wide: bool) -> Open
 
 def _require_dynamic(settings: Settings) -> None:
     if not settings.device.startswith("CPU"):
-        raise CompileError(f"OpenVINO's {settings.device} is given models of static shapes")
+        raise CompileError(f"the OpenVINO device {settings.device} supports static shapes only")
 
 
 def _require_own_types(graph: Graph) -> None:
     values = [node.meta["val"] for node in (*graph.placeholders, *graph.outputs)]
     if any(isinstance(x, Tensor) and x.dtype == torch.float64 for x in values):
-        raise CompileError("inputs and outputs of float64 are cast for one shape")
+        raise CompileError("inputs and outputs of float64 are supported for static shapes only")
 
 
 def load(parts: Mapping[str, bytes], graph: Graph, settings: Settings) -> OpenVinoExecutable:
@@ -64,7 +64,7 @@ def load(parts: Mapping[str, bytes], graph: Graph, settings: Settings) -> OpenVi
         wiring = json.loads(parts["inputs"])
         places, ranged = tuple(wiring["places"]), wiring["ranged"]
         if len(places) != len(graph.inputs) + (len(distinct_sizes(graph)) if ranged else 0):
-            raise ValueError("it is of another graph")
+            raise ValueError("it was compiled for another graph")
         if "compiled" in parts:
             compiled = import_model(parts["compiled"], settings)
             return _kind(ranged)(graph, LoweredOpenVino(None, places), settings, compiled)

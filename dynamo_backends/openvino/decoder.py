@@ -75,7 +75,7 @@ _NOISE = ("Check '", "Exception", "While ", "FrontEnd ", "Model wasn't", "Summar
 def plain(error: BaseException) -> str:
     """What one of OpenVINO's messages says, in one line and without places in its source."""
     if "No conversion rule found" in str(error):
-        return "it has no rule for it"
+        return "OpenVINO has no conversion rule for it"
     lines = lines_of(error)
     told = [line for line in lines if not line.startswith(_NOISE)]
     return (told or lines)[-1][:200]

@@ -12,8 +12,8 @@ from dynamo_backends.graph.decompositions import inner_decompositions
 from dynamo_backends.verify.trials.samples import without_nan
 from dynamo_backends.verify.trials.trials import without_lost_means
 
-_TRUNCATED = "it becomes x - y * trunc(x / y), which has no correct digit for large x / y"
-_FLOORED = "it becomes x - y * floor(x / y), which has no correct digit for large x / y"
+_TRUNCATED = "it is lowered to x - y * trunc(x / y), which loses all precision for large x / y"
+_FLOORED = "it is lowered to x - y * floor(x / y), which loses all precision for large x / y"
 WRONG: dict[str, str] = {
     "fmod.Scalar": _TRUNCATED,
     "fmod.Tensor": _TRUNCATED,

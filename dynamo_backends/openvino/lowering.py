@@ -197,7 +197,7 @@ def _check_inputs(
     parameters = model.get_parameters()
     if len(parameters) != len(places):
         raise CompileError(
-            f"OpenVINO's frontend made {len(parameters)} inputs out of {len(places)}"
+            f"OpenVINO's frontend returned {len(parameters)} inputs for {len(places)} placeholders"
         )
     for parameter, node in zip(parameters, places, strict=True):
         value = node.meta["val"]
@@ -217,7 +217,9 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[boo
     """
     results = model.get_results()
     if len(results) != len(graph.outputs):
-        raise CompileError(f"OpenVINO's frontend made {len(results)} outputs")
+        raise CompileError(
+            f"OpenVINO's frontend returned a wrong number of outputs: {len(results)}"
+        )
     for result, node, is_pair in zip(results, graph.outputs, wide, strict=True):
         fake, sizes = node.meta["val"], _shape(node, ranged)
         storage = storage_of(fake)
@@ -235,7 +237,7 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[boo
             raise LoweringError(
                 call.name,
                 str(call.target),
-                f"its conversion gives {kind.get_type_name()}{known if known else str(shape)} "
+                f"its conversion returns {kind.get_type_name()}{known if known else str(shape)} "
                 f"instead of {dtype.get_type_name()}{expected}",
             )
     model.validate_nodes_and_infer_types()

@@ -109,7 +109,9 @@ def quantized(
             found = nncf.quantize(model, nncf.Dataset(list(batches)), **settings)
     fakes = any(op.get_type_name() == "FakeQuantize" for op in found.get_ordered_ops())
     if not fakes and _integers(found) == before:
-        raise CompileError("no linear layer or convolution with constant weights can be quantized")
+        raise CompileError(
+            "the graph has no linear layer or convolution with constant weights to quantize"
+        )
     return found
 
 

@@ -112,12 +112,12 @@ def _untriable(node: fx.Node, known: Integers) -> str | None:
         return reason
     for value in _used_tensors(node):
         if value.device.type != "cpu":
-            return f"OpenVINO does not read {value.device.type} memory"
+            return f"OpenVINO cannot read {value.device.type} memory"
         reason = why_not(node, value.dtype)
         if reason is not None:
             return reason
         if 0 in value.shape:
-            return "OpenVINO's kernels are not made for tensors without elements"
+            return "OpenVINO does not support empty tensors"
     is_unknown = known == UNKNOWN and any(map(is_long, node.all_input_nodes))
     if is_unknown and is_long(node) and not is_wide(node):
         return "OpenVINO computes 64-bit integers in 32 bits"

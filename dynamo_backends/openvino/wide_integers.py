@@ -151,7 +151,9 @@ class _Splitter:
         target: Any = node.target
         positions = _POSITIONS.get(target, ())
         if is_ranged(self.graph) and any(None in sizes_of(n) for n in (node, *_operands(node))):
-            raise LoweringError(node.name, str(target), "the sizes of 64-bit integers are unknown")
+            raise LoweringError(
+                node.name, str(target), "64-bit integers of unknown size are not supported"
+            )
         with self.graph.inserting_before(node):
             args = [
                 x if i in positions else fx.map_arg(x, self._widen) for i, x in enumerate(node.args)
@@ -215,7 +217,10 @@ class _Splitter:
         for narrow in self._pairs:
             for user in narrow.users:
                 if user not in self._narrow and narrow in _operands(user):
-                    reason = "it reads 64-bit integers that OpenVINO computes as pairs of 32 bits"
+                    reason = (
+                        "it uses 64-bit integers that this backend represents as pairs of 32-bit "
+                        "integers"
+                    )
                     raise LoweringError(user.name, str(user.target), reason)
 
 

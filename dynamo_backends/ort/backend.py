@@ -31,13 +31,13 @@ class OrtOptions(Int8Options):
 
     Attributes:
         graph_optimization_level: How much ONNX Runtime rewrites the model.
-        intra_op_threads: Threads of one graph; 0: as many as torch has.
+        intra_op_threads: Number of threads that run one graph; 0: as many as torch uses.
         provider_options: Options of the execution provider that runs the graph, such as
-            `{"cudnn_conv_algo_search": "HEURISTIC"}`; names and values as ONNX Runtime has them.
+            `{"cudnn_conv_algo_search": "HEURISTIC"}`; names and values are those of ONNX Runtime.
         session_config: Session configuration entries, such as
             `{"session.intra_op.allow_spinning": "1"}`.
-        provider: What runs graphs on CUDA devices: ONNX Runtime's own kernels ("cuda") or engines
-            of TensorRT, with those kernels for the rest ("tensorrt").
+        provider: Execution provider for CUDA devices: ONNX Runtime's own kernels ("cuda"), or
+            TensorRT engines with ONNX Runtime's kernels for other operators ("tensorrt").
         cudagraphs: On CUDA devices: ONNX Runtime records the third run of a graph as a CUDA graph
             and launches that from then on. Inputs and results are copied.
         precision: "float32" computes in the dtypes that the model has. On the CPU "int8" quantizes
@@ -62,8 +62,8 @@ class OrtOptions(Int8Options):
             for key, value in (getattr(self, name) or {}).items():
                 if not isinstance(key, str) or not isinstance(value, str):
                     raise OptionError(
-                        f"option {name!r} of {backend} must map strings to strings; "
-                        f"{key!r}: {value!r} is not such an entry."
+                        f"option {name!r} of {backend} must map strings to strings; {key!r}: "
+                        f"{value!r} is invalid."
                     )
 
 
@@ -71,7 +71,7 @@ class OnnxRuntime(Backend):
     """See the module's docstring. Picks the execution provider by the tensors' device."""
 
     name = "onnxrt"
-    summary = "ONNX Runtime, on the tensors' device"
+    summary = "ONNX Runtime, on the device of the tensors"
     Options = OrtOptions
     trains = True
     dynamic_shapes = RANGED
@@ -110,8 +110,9 @@ class OnnxRuntime(Backend):
         elif options.cudagraphs or options.provider != "cuda":
             asked = "cudagraphs=True" if options.cudagraphs else f"provider={options.provider!r}"
             raise DeviceError(
-                f"{self.name} was given {asked}, which is for CUDA devices, and no input is on "
-                "one; move the model and its inputs to a CUDA device, or leave out the option."
+                f"{self.name} was called with {asked}, which needs CUDA inputs, but no input is on "
+                "a CUDA device. Move the model and its inputs to a CUDA device, or remove the "
+                "option."
             )
 
     def keeps(self, options: OrtOptions) -> Collection[OpOverload]:
@@ -253,14 +254,14 @@ def _check_tensorrt(options: OrtOptions, backend: str) -> None:
 
     if cuda.TENSORRT not in available_providers():
         raise DeviceError(
-            f"{backend} was given provider='tensorrt', and the installed onnxruntime has no such "
-            f"provider; run: {_INSTALL_CUDA} tensorrt"
+            f"{backend} was called with provider='tensorrt', but the installed onnxruntime does "
+            f"not have this provider; run: {_INSTALL_CUDA} tensorrt"
         )
     if not allowed_tf32().products:
         raise OptionError(
-            f"{backend} was given provider='tensorrt', which computes float32 products in TF32, "
-            "and torch does not allow that; call torch.set_float32_matmul_precision('high'), or "
-            "use backend='tensorrt', which follows that setting."
+            f"{backend} was called with provider='tensorrt', which computes float32 products in "
+            "TF32, but torch does not allow TF32. Call torch.set_float32_matmul_precision('high'), "
+            "or use backend='tensorrt', which follows that setting."
         )
 
 

@@ -59,7 +59,7 @@ def load(parts: Mapping[str, bytes], graph: Graph, settings: SessionSettings) ->
         wiring = ModelNames(tuple(kept["inputs"]), tuple(kept["outputs"]))
         executable = _kind(kept["ranged"])(graph, parts["model"], wiring, settings)
         if (len(wiring.inputs), len(wiring.outputs)) != (len(graph.inputs), len(graph.outputs)):
-            raise ValueError("it is of another graph")
+            raise ValueError("it was compiled for another graph")
         return executable
     except Exception as error:
         raise CompileError(f"the cached ONNX model cannot be used: {error}") from error

@@ -74,7 +74,9 @@ class _Float(OrtExecutable):
         tensors = self.model_weights(weights)
         size = sum(t.nbytes for t in tensors.values())
         if size > _LARGEST:
-            raise CompileError(f"ONNX models end at {_LARGEST} bytes, and its weights have {size}")
+            raise CompileError(
+                f"ONNX models are limited to {_LARGEST} bytes, but the weights have {size} bytes"
+            )
         for name, tensor in tensors.items():
             model.graph.initializers[name].const_value = TorchTensor(tensor.cpu(), name=name)
         return ir.to_proto(model)
@@ -132,7 +134,9 @@ def quantized(
             )
         found = onnx.load(target)
     if not any(node.op_type in _QUANTIZED for node in found.graph.node):
-        raise CompileError("no linear layer or convolution with constant weights can be quantized")
+        raise CompileError(
+            "the graph has no linear layer or convolution with constant weights to quantize"
+        )
     return found.SerializeToString()
 
 

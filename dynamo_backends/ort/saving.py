@@ -69,7 +69,10 @@ def _fill_weights(model: ir.Model, executable: OrtExecutable) -> int:
     weights = [ref() for ref in executable.last_weights or ()]
     alive = [w for w in weights if w is not None]
     if not weights or len(alive) < len(weights):
-        raise CompileError("the compiled model has not run yet, or is gone; call it before saving")
+        raise CompileError(
+            "the weights of the compiled model are not in memory; call the model before saving, "
+            "and keep it alive"
+        )
     tensors = executable.model_weights(alive)
     for name, tensor in tensors.items():
         model.graph.initializers[name].const_value = TorchTensor(tensor.cpu(), name=name)
@@ -79,7 +82,7 @@ def _fill_weights(model: ir.Model, executable: OrtExecutable) -> int:
 def _names(given: Sequence[str] | None, count: int, kind: str) -> Sequence[str]:
     names = [f"{kind}_{i}" for i in range(count)] if given is None else list(given)
     if len(names) != count:
-        raise ValueError(f"the graph has {count} {kind}s, and {len(names)} names were given")
+        raise ValueError(f"the graph has {count} {kind}s, but {len(names)} names were given")
     return names
 
 

@@ -199,36 +199,46 @@ class Archive:
         return info.header_offset + _HEADER.size + int(name) + int(extra)
 
     def _damaged(self, name: str) -> PackageError:
-        return PackageError(f"{self.path} is damaged: {name} is not what was saved")
+        return PackageError(
+            f"{self.path} is damaged: the checksum of {name} is wrong. Save it again, or copy it "
+            "again."
+        )
 
     def _checked_entries(self) -> dict[str, zipfile.ZipInfo]:
         found: dict[str, zipfile.ZipInfo] = {}
         infos = self._zip.infolist()
         for info in infos:
             if not _NAME.fullmatch(info.filename) or info.filename in found:
-                raise PackageError(f"{self.path} has a part that no package has: {info.filename!r}")
+                raise PackageError(f"{self.path} contains an unexpected part: {info.filename!r}")
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-                raise PackageError(f"{self.path} is no package: {info.filename!r} is compressed")
+                raise PackageError(
+                    f"{self.path} is not a valid package: {info.filename!r} is compressed"
+                )
             found[info.filename] = info
         content = sum(info.file_size for info in infos)
         if len(infos) > _MOST or content > self.path.stat().st_size:
-            raise PackageError(f"{self.path} is no package: its parts are more than the file")
+            raise PackageError(
+                f"{self.path} is not a valid package: the sizes of its parts exceed the file size"
+            )
         return found
 
     def _checked_manifest(self) -> dict[str, Any]:
         if MANIFEST not in self._entries or _DIGEST not in self._entries:
-            raise PackageError(f"{self.path} is no package: it has no manifest")
+            raise PackageError(f"{self.path} is not a valid package: it has no manifest")
         if self._entries[MANIFEST].file_size > _LONGEST:
-            raise PackageError(f"{self.path} is no package: its manifest is too long")
+            raise PackageError(f"{self.path} is not a valid package: its manifest is too large")
         text = self._zip.read(MANIFEST)
         self.digest = sha256(text)
         if self._zip.read(_DIGEST) != self.digest.encode():
-            raise PackageError(f"{self.path} is damaged: the manifest is not what was saved")
+            raise PackageError(
+                f"{self.path} is damaged: the checksum of the manifest is wrong. Save it again, or "
+                "copy it again."
+            )
         manifest: dict[str, Any] = json.loads(text)
         if manifest["format"] != FORMAT:
             raise PackageError(
-                f"{self.path} has the format {manifest['format']}, and this version of "
-                f"dynamo_backends reads {FORMAT}; save it with this version."
+                f"{self.path} has format {manifest['format']}, but this version of dynamo_backends "
+                f"reads format {FORMAT}. Save it again with this version."
             )
         missing = manifest["parts"].keys() - self._entries.keys()
         if missing:
@@ -244,7 +254,7 @@ class Archive:
         except FileNotFoundError as error:
             raise PackageError(f"there is no file {self.path}") from error
         except (*_BROKEN, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PackageError(f"{self.path} is damaged, or no package: {error}") from error
+            raise PackageError(f"{self.path} is damaged or not a package: {error}") from error
 
 
 def sha256(content: bytes | memoryview) -> str:

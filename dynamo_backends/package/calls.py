@@ -44,10 +44,13 @@ def module_of(text: str) -> fx.GraphModule:
         graph = packing.graph_from_text(text, _FUNCTIONS)
         module = fx.GraphModule(torch.nn.Module(), graph)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise PackageError(f"a graph of the package is unusable: {brief_error(error)}") from error
+        raise PackageError(f"a graph of the package is invalid: {brief_error(error)}") from error
     for node in graph.find_nodes(op="call_function", target=draw):
         if node.args[0] not in _DRAWS:
-            raise PackageError(f"the step draws by {node.args[0]!r}, which no file has")
+            raise PackageError(
+                f"the step draws random numbers with {node.args[0]!r}, which packages do not "
+                "support"
+            )
     return module
 
 

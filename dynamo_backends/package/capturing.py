@@ -113,8 +113,8 @@ def compiled(captured: Captured, backend: Backend | None) -> PackagedModule:
     for report in module.reports:
         for event in report.events:
             raise SaveError(
-                f"the compiled model is not right, and not saved: {event.reason}. Take another "
-                "backend, or leave the operators to eager by the option keep_in_eager."
+                f"the compiled model computes wrong results and is not saved: {event.reason}. Use "
+                "another backend, or list the operators in the option keep_in_eager."
             )
     return module
 
@@ -163,8 +163,8 @@ def in_torchs_order(model: Any, path: Any, name: str) -> tuple[Any, Any]:
     if not isinstance(path, nn.Module):
         raise TypeError(f"{name} takes a module and a path, not {type(model).__name__} first.")
     warnings.warn(
-        f"dynamo_backends.{name}(path, model) is deprecated: write {name}(model, path), which is "
-        "the order of torch.save.",
+        f"dynamo_backends.{name}(path, model) is deprecated. Use {name}(model, path), the argument "
+        "order of torch.save.",
         DeprecationWarning,
         stacklevel=3,
     )

@@ -44,12 +44,12 @@ def check_program(program: Mapping[str, Any]) -> None:
     for node in graph["nodes"]:
         check_call_operator(node["target"])
         if node["metadata"]:
-            raise PackageError("the graph has notes on its calls, which no package has")
+            raise PackageError("the graph has node metadata, which packages do not support")
     if program["graph_module"]["module_call_graph"] or program["guards_code"]:
-        raise PackageError("the graph has code of guards or modules, which no package has")
+        raise PackageError("the graph has guard code or submodules, which packages do not support")
     for key, value in _entries(program):
         if key in _REFUSED:
-            raise PackageError(f"the graph has an argument {key!r}, which no package has")
+            raise PackageError(f"the graph has an argument {key!r}, which packages do not support")
         if key == "expr_str":
             check_expression(value)
 
@@ -70,12 +70,12 @@ def check_call_operator(target: str) -> None:
         return
     parts = target.split(".")
     if parts[:2] != ["torch", "ops"] or len(parts) != 5:
-        raise PackageError(f"the graph calls {target!r}, which is no operator of torch's")
+        raise PackageError(f"the graph calls {target!r}, which is not an operator of torch")
     found: Any = getattr(getattr(torch.ops, parts[2]), parts[3], None)
     if not isinstance(getattr(found, parts[4], None), OpOverload):
         raise PackageError(
-            f"the graph calls {'.'.join(parts[2:])}, which is not registered in this process; "
-            "import the package that brings it before you load the file."
+            f"the graph calls {'.'.join(parts[2:])}, which is not registered in this process. "
+            "Import the package that registers it before you load the file."
         )
 
 
@@ -88,9 +88,13 @@ def check_expression(text: str) -> None:
     try:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise PackageError(f"a size of the graph is no expression: {text[:80]!r}") from error
+        raise PackageError(
+            f"a size of the graph is not a valid expression: {text[:80]!r}"
+        ) from error
     if not _is_allowed(tree):
-        raise PackageError(f"a size of the graph is no expression of sizes: {text[:80]!r}")
+        raise PackageError(
+            f"a size of the graph is not an expression of symbolic sizes: {text[:80]!r}"
+        )
 
 
 def _is_allowed(node: ast.AST) -> bool:

@@ -118,7 +118,10 @@ def export(
     path = os.path.expanduser(path)
     name = _BACKENDS.get(Path(path).suffix)
     if name is None:
-        raise SaveError(f"export writes {' and '.join(_BACKENDS)} files, and not {Path(path).name}")
+        raise SaveError(
+            f"export writes {' and '.join(_BACKENDS)} files, not {Path(path).name}. Choose one of "
+            "these file extensions."
+        )
     if not Path(path).parent.is_dir():
         raise SaveError(f"there is no folder {Path(path).parent} to write {Path(path).name} in.")
     if name == "openxla":
@@ -137,15 +140,19 @@ def export(
     wrong = None if run is None else _difference(found, made, run)
     if wrong is not None:
         Path(path).unlink()
-        raise SaveError(f"the file computes something else than eager, and is removed: {wrong}")
+        raise SaveError(
+            f"the exported file computes other results than eager and was deleted: {wrong}"
+        )
 
 
 def _check_asked(dynamic_shapes: Any, platforms: Sequence[str]) -> None:
     if dynamic_shapes is not None:
-        raise SaveError("StableHLO is written for the example's sizes: leave dynamic_shapes out.")
+        raise SaveError("StableHLO export supports static sizes only. Remove dynamic_shapes.")
     unknown = [p for p in platforms if p not in PLATFORMS]
     if unknown or not platforms:
-        raise SaveError(f"platforms are some of {', '.join(PLATFORMS)}, and not {list(platforms)}.")
+        raise SaveError(
+            f"platforms must be chosen from {', '.join(PLATFORMS)}, not {list(platforms)}."
+        )
 
 
 def _difference(found: Captured, made: Whole, run: Run) -> str | None:

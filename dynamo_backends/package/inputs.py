@@ -87,7 +87,7 @@ class Arguments:
         self._leaves = tuple(leaves)
         self._given = tuple(given)
         if self._spec.num_leaves != len(self._leaves):
-            raise PackageError("the graph and the structure of its arguments differ")
+            raise PackageError("the graph and the structure of its arguments do not match")
         paths, _ = pytree.tree_flatten_with_path((args, kwargs))
         self._checks = [
             _Check(leaf, self._name(path))
@@ -104,7 +104,9 @@ class Arguments:
         """
         leaves, spec = pytree.tree_flatten(self._bound(args, kwargs))
         if spec != self._spec:
-            raise PackageError(f"the arguments are nested otherwise than when saved: {self}")
+            raise PackageError(
+                f"the arguments have a different structure than the saved ones: {self}"
+            )
         sizes: dict[sympy.Expr, Any] = {}
         for check, leaf in zip(self._checks, leaves, strict=True):
             check(leaf, sizes)
@@ -163,7 +165,7 @@ class _Check:
                 self._compare(self._sizes[0], value, sizes)
             elif type(value) is not type(self._leaf) or value != self._leaf:
                 raise PackageError(
-                    f"{self._name} is {value!r}, and the model was saved for {self._leaf!r}"
+                    f"{self._name} is {value!r}, but the model was saved for {self._leaf!r}"
                 )
             return
         if not isinstance(value, Tensor) or self._kind != _kind(value):
@@ -176,8 +178,8 @@ class _Check:
         known = {k[0] for k in self._sizes if isinstance(k, tuple)}
         if self._layout is not None and not self._layout.symbols <= known:
             raise PackageError(
-                f"{self._name} has strides that do not follow from its sizes; call contiguous() "
-                "on the arguments that the model is saved with."
+                f"{self._name} has strides that cannot be computed from its sizes. Call "
+                "contiguous() on the arguments that you save the model with."
             )
 
     def laid_out(self, value: Any, sizes: Mapping[sympy.Expr, Any]) -> Any:
@@ -206,7 +208,7 @@ class _Check:
             f"{expression} {lower} to {'any' if upper is None else upper}"
             for expression, lower, upper in (k for k in self._sizes if not isinstance(k, int))
         ]
-        text = f"and the model was saved for {_text(self._leaf)}"
+        text = f"but the model was saved for {_text(self._leaf)}"
         if self._kind is not None and self._kind[1] != "cpu":
             text += f" on {self._kind[1]}"
         return text + (f" with {', '.join(ranges)}" if ranges else "")

@@ -82,7 +82,7 @@ def load(
             module.source = Source(os.path.abspath(path), archive.digest, strict, place)
             return module
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise PackageError(f"{path} has an unusable manifest: {brief_error(error)}") from error
+            raise PackageError(f"{path} has an invalid manifest: {brief_error(error)}") from error
 
 
 def load_again(source: Source) -> PackagedModule:
@@ -94,8 +94,8 @@ def load_again(source: Source) -> PackagedModule:
     with Archive(source.path) as archive:
         if archive.digest != source.digest:
             raise PackageError(
-                f"{source.path} is not the package that the pickled module was loaded from; "
-                "load the new one with dynamo_backends.load."
+                f"{source.path} is not the package that the pickled module was loaded from. Load "
+                "the new package with dynamo_backends.load."
             )
     return load(source.path, strict=source.strict, checkpoint=source.checkpoint)
 
@@ -105,7 +105,9 @@ def _loaded(
 ) -> PackagedModule:
     manifest = archive.manifest
     if manifest.get("kind") == STEP:
-        raise PackageError(f"{archive.path} has a training step; use dynamo_backends.load_step.")
+        raise PackageError(
+            f"{archive.path} contains a training step. Use dynamo_backends.load_step."
+        )
     contents = Contents.of(manifest)
     archive.read_ahead(WEIGHTS)
     graph = archive.read(GRAPH)
@@ -127,13 +129,15 @@ def _loaded(
     except FallbackRefusedError:
         raise
     except DynamoBackendsError as error:
-        backend, reason = None, f"{contents.backend} does not take it here: {error}"
+        backend, reason = None, f"{contents.backend} cannot compile it on this machine: {error}"
         module = assembled(contents, portable, weights, None, manifest["notes"])
     if reason:
-        what = "runs in eager" if backend is None else "was compiled from its portable form"
+        what = "runs in eager" if backend is None else "was compiled again from its portable graph"
         text = f"{archive.path} {what}: {reason}"
         if strict:
-            raise PackageError(f"{text}. strict=True refuses that; save it on this machine.")
+            raise PackageError(
+                f"{text}. strict=True does not allow this. Save the model on this machine."
+            )
         warnings.warn(text, UserWarning, stacklevel=3)
     return module
 
@@ -201,11 +205,11 @@ def _elsewhere(
         reason = f"{contents.backend} cannot run here: {available.reason}{remedy}"
         return None, "; ".join([*found, reason])
     if not archive.manifest["executables"]:
-        return inner, f"it has no executables of {contents.backend}" if strict else ""
+        return inner, f"the package contains no executables of {contents.backend}" if strict else ""
     if strict:
         raise PackageError(
-            f"{archive.path} was saved for another machine: {'; '.join(found)}. "
-            "strict=True refuses to compile it; save it on this one."
+            f"{archive.path} was saved for another machine: {'; '.join(found)}. strict=True "
+            "does not allow compiling it again. Save the model on this machine."
         )
     return inner, "; ".join(found)
 
@@ -248,7 +252,9 @@ def read_weights(
     if known["checkpoint"] is not None:
         taken = stored.Checkpoint(**known["checkpoint"])
         if Path(taken.name).name != taken.name:
-            raise PackageError(f"{archive.path} names a checkpoint elsewhere: {taken.name!r}")
+            raise PackageError(
+                f"{archive.path} names a checkpoint in another directory: {taken.name!r}"
+            )
         given = archive.path.parent / taken.name if checkpoint is None else checkpoint
         path = Path(os.path.expanduser(given))
         found |= stored.from_checkpoint(path, taken)

@@ -55,7 +55,7 @@ def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     The number of threads is named where the executables' key differs with it.
     """
     found = [
-        f"{name} {saved['packages'].get(name, 'was not there')} and here "
+        f"{name} was {saved['packages'].get(name, 'was not there')} when saved and here "
         f"{here['packages'].get(name, 'is none')}"
         for name in sorted(saved["packages"].keys() | here["packages"].keys())
         if saved["packages"].get(name) != here["packages"].get(name)
@@ -70,10 +70,12 @@ def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
         found.append(f"this processor {' and '.join(filter(None, words))}")
     if saved["key"] != here["key"] and not found:
         if saved["threads"] != here["threads"]:
-            found.append(f"torch had {saved['threads']} threads and has {here['threads']} here "
-                         f"(torch.set_num_threads({saved['threads']}))")  # fmt: skip
+            found.append(
+                f"torch had {saved['threads']} threads when the package was saved and has "
+                f"{here['threads']} here (call torch.set_num_threads({saved['threads']}))"
+            )  # fmt: skip
         else:
-            found.append("settings that code is compiled by, such as the precision of products")
+            found.append("settings that affect compilation differ, such as the matmul precision")
     return found
 
 

@@ -116,7 +116,10 @@ class PackagedModule(nn.Module):
             PicklingError: It was not loaded from a file.
         """
         if self.source is None:
-            raise pickle.PicklingError("save the module, and pickle what load() returns")
+            raise pickle.PicklingError(
+                "a module that was not loaded from a file cannot be pickled. Save it with "
+                "dynamo_backends.save, and pickle the module that dynamo_backends.load returns."
+            )
         return load("dynamo_backends.package.loading:load_again"), (self.source,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

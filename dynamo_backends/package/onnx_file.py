@@ -97,7 +97,10 @@ def _present_output(model: ir.Model, at: int, fake: Tensor, name: str) -> None:
         shape = _logical(value, storage)
         if storage.expanded:
             if not shape.is_static():
-                raise SaveError(f"result {name} repeats elements, and its sizes vary: clone it.")
+                raise SaveError(
+                    f"result {name} has overlapping elements (for example from expand) and dynamic "
+                    "sizes. Clone it in the model."
+                )
             shape = ir.Shape(fake.shape)
             sizes = ir.node("Constant", [], {"value_ints": list(fake.shape)})
             added += [sizes, ir.node("Expand", [added[0].outputs[0], sizes.outputs[0]])]

@@ -139,8 +139,8 @@ def exported(
     guards = unproven(model, made, guards_of(made))
     if guards:
         raise SaveError(
-            f"the graph is right only where {'; '.join(guards[:3])}. Give dynamic_shapes as "
-            "torch.export.Dim with the least and largest size, so that torch can prove this."
+            f"the graph is valid only if {'; '.join(guards[:3])}. Give dynamic_shapes as "
+            "torch.export.Dim with minimum and maximum sizes for which this holds."
         )
     updated = sorted(
         str(spec.target or getattr(spec.arg, "name", ""))
@@ -149,8 +149,8 @@ def exported(
     )
     if updated:
         raise SaveError(
-            f"the model updates {', '.join(updated[:5])} in each call, and packages are for "
-            "inference without updates. Call model.eval() before, or return the new contents."
+            f"the model updates {', '.join(updated[:5])} in each call, which packages do not "
+            "support. Call model.eval() before saving, or return the new values."
         )
     for node in [n for n in made.graph.nodes if n.target in _CHECKS]:
         made.graph.erase_node(node)
@@ -230,7 +230,7 @@ def _portable(module: fx.GraphModule, signature: Any) -> Portable:
             weights.append(spec.target)
             inputs.append(CapturedInput(f"self.{spec.target}", _ROLES[spec.kind.name]))
         else:
-            raise PackageError(f"the graph has an input of the kind {spec.kind.name}")
+            raise PackageError(f"the graph has an input of unsupported kind {spec.kind.name}")
     for i, place in enumerate(module.graph.find_nodes(op="placeholder")):
         _renumber(place, i)
     _drop_unused(module)

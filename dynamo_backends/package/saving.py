@@ -66,14 +66,14 @@ def choose_backend(
     names = [report.chosen for report in reports if report.chosen]
     if len(names) != 1:
         raise SaveError(
-            f"autotune chose {len(names)} times, and a package has one graph: the model breaks "
-            "into several, or none was captured. Name a backend."
+            f"autotune made {len(names)} choices, but a package contains exactly one graph: the "
+            "model has graph breaks, or no graph was captured. Pass the name of a backend."
         )
     (name,) = names
     if name not in (EAGER, *SHIPPED) and not is_backend(name):
         raise SaveError(
-            f"autotune chose {name!r}, which is no backend of this package; "
-            "leave it out of `candidates`."
+            f"autotune chose {name!r}, which is not a backend of this package. Remove it from "
+            "`candidates`."
         )
     parsed = get_backend("autotune").Options
     common = {key: value for key, value in options.items() if key in _common(parsed)}
@@ -204,16 +204,16 @@ def _notes(
 ) -> list[str]:
     notes = []
     if asked != contents.backend:
-        notes.append(f"{asked} chose {contents.backend} when it was saved")
+        notes.append(f"{asked} chose {contents.backend} when the package was saved")
     if backend is not None and not backend.kept.parts:
         why = f"those of {contents.backend} cannot be saved"
         if not any(report.executables for report in module.reports):
-            why = f"{contents.backend} takes nothing of this model"
-        notes.append(f"{_NOTHING}: {why}; loading it compiles the portable form")
+            why = f"{contents.backend} supports no operator of this model"
+        notes.append(f"{_NOTHING}: {why}; loading it compiles the portable graph")
     elif contents.backend in WITH_KERNELS and needed_kernels(weights.values()):
         notes.append(
-            "without this package's own kernels, which need a compiler where they run: Inductor's "
-            "take their place"
+            "without this package's own kernels, which need a compiler where they run; Inductor's "
+            "kernels are used instead"
         )
     return notes
 

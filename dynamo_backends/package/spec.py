@@ -51,5 +51,7 @@ class Spec:
         """
         dtype = getattr(torch, given["dtype"], None)
         if not isinstance(dtype, torch.dtype):
-            raise PackageError(f"a tensor has the dtype {given['dtype']!r}, which torch has not")
+            raise PackageError(
+                f"a tensor has dtype {given['dtype']!r}, which this torch version does not have"
+            )
         return cls(dtype, tuple(given["shape"]), tuple(given["strides"]), given["device"])

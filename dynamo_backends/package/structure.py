@@ -20,8 +20,8 @@ Node = Mapping[str, Any]
 Found = tuple[str, int, Any, str]
 """A place: its kind and position, the value given for it, and where it was found."""
 
-_VALID = "valid are tensors and numbers in lists, tuples and dicts"
-_MODEL = "Wrap the model in a module whose forward takes and returns those."
+_VALID = "supported are tensors and numbers in lists, tuples and dicts"
+_MODEL = "Wrap the model in a module whose forward takes and returns only these types."
 
 
 def encoded(
@@ -47,14 +47,16 @@ def encoded(
         return {kind: [encoded(v, what, place_of) for v in value]}
     if isinstance(value, _SCALARS):
         return {"value": value}
-    text = f"a package cannot hold {what} with a {type(value).__qualname__}: {_VALID}."
+    text = f"a package cannot contain {what} with a {type(value).__qualname__}: {_VALID}."
     raise SaveError(text if place_of is not None else f"{text} {_MODEL}")
 
 
 def _key(key: Any, what: str) -> Any:
     if isinstance(key, str | int):
         return key
-    raise SaveError(f"a package cannot hold {what} with the key {key!r}; use texts or integers.")
+    raise SaveError(
+        f"a package cannot contain {what} with the key {key!r}. Use strings or integers as keys."
+    )
 
 
 def decoded(node: Node, value_of: Callable[[str, int], Any] | None = None) -> Any:
@@ -112,16 +114,19 @@ def match_leaves(node: Node, value: Any, where: str) -> Iterator[Found]:
             yield from match_leaves(inner, value[i], f"{where}[{i}]")
     elif type(value) is not type(content) or value != content:
         raise PackageError(
-            f"{where} is {_text(value)}, and the step was saved for {content!r}. The function's "
-            "Python does not run in a loaded step, so what it makes of other values is unknown. "
-            "Save a step that gets a tensor there, such as torch.tensor(0.5)"
+            f"{where} is {_text(value)}, but the step was saved for {content!r}. The Python code "
+            "of the function does not run in a loaded step, so other values are not supported. "
+            "Save a step that gets a tensor there, such as torch.tensor(0.5)."
         )
 
 
 def _check_keys(known: Sequence[Any], value: Mapping[Any, Any], where: str) -> None:
     lacks, more = [k for k in known if k not in value], [k for k in value if k not in set(known)]
     if lacks or more:
-        words = [f"lacks {lacks[:5]}" if lacks else "", f"has {more[:5]} more" if more else ""]
+        words = [
+            f"lacks {lacks[:5]}" if lacks else "",
+            f"has unexpected {more[:5]}" if more else "",
+        ]
         raise PackageError(f"{where} {' and '.join(filter(None, words))}")
 
 

@@ -55,9 +55,14 @@ def dumped(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, str]]:
     first: dict[Any, str] = {}
     for name, tensor in tensors.items():
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise SaveError(f"the weight {name} is {tensor.layout}; packages have strided tensors.")
+            raise SaveError(
+                f"the weight {name} has the layout {tensor.layout}, but packages support strided "
+                "tensors only."
+            )
         if tensor.dtype not in _NAMES:
-            raise SaveError(f"the weight {name} is {tensor.dtype}, which safetensors does not have")
+            raise SaveError(
+                f"the weight {name} has dtype {tensor.dtype}, which safetensors does not support"
+            )
         place = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         names[name] = first.setdefault(place, name) if tensor.numel() else name
         if names[name] == name:
@@ -104,7 +109,7 @@ def loaded(content: Tensor) -> dict[str, Tensor]:
 def _tensor(data: Tensor, dtype: str, shape: list[int], data_offsets: list[int]) -> Tensor:
     begin, end = data_offsets
     if not 0 <= begin <= end <= len(data):
-        raise ValueError("a tensor is outside of the file")
+        raise ValueError("a tensor lies outside of the file")
     if begin == end:
         return torch.empty(shape, dtype=_DTYPES[dtype])
     return data[begin:end].view(_DTYPES[dtype]).view(shape)
@@ -118,7 +123,7 @@ def placed(tensor: Tensor, like: Spec) -> Tensor:
     """
     if tuple(tensor.shape) != like.shape or tensor.dtype != like.dtype:
         raise PackageError(
-            f"a weight is {tensor.dtype}{list(tensor.shape)}, and the graph reads "
+            f"a weight is {tensor.dtype}{list(tensor.shape)}, but the graph expects "
             f"{like.dtype}{list(like.shape)}"
         )
     if (tensor.stride(), str(tensor.device)) == (like.strides, like.device):
@@ -126,7 +131,7 @@ def placed(tensor: Tensor, like: Spec) -> Tensor:
     try:
         return like.empty().copy_(tensor)
     except RuntimeError as error:
-        raise PackageError(f"weights cannot be placed on {like.device}: {error}") from error
+        raise PackageError(f"weights cannot be moved to {like.device}: {error}") from error
 
 
 def shared_with(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
@@ -149,8 +154,8 @@ def shared_with(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
         raise SaveError(f"{path} cannot be read as safetensors: {error}") from error
     if not same:
         raise SaveError(
-            f"{path} has none of the model's weights: names and contents must be those of "
-            "its state_dict()."
+            f"{path} contains none of the model's weights. Its names and values must be those of "
+            "model.state_dict()."
         )
     return Checkpoint(path.name, file_sha256(path), tuple(same))
 
@@ -170,11 +175,14 @@ def from_checkpoint(path: Path, known: Checkpoint) -> dict[str, Tensor]:
 
     if not path.is_file():
         raise PackageError(
-            f"the package takes weights from {known.name}, and there is no file {path}; put the "
-            "checkpoint there, or name it: load(path, checkpoint=...)."
+            f"the package reads weights from {known.name}, but there is no file {path}. Put the "
+            "checkpoint there, or pass its path: load(path, checkpoint=...)."
         )
     if file_sha256(path) != known.sha256:
-        raise PackageError(f"{path} is not the checkpoint that the package was saved with")
+        raise PackageError(
+            f"{path} is not the checkpoint that the package was saved with (its checksum differs). "
+            "Pass the original file: load(path, checkpoint=...)."
+        )
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in known.tensors}
 

@@ -57,14 +57,22 @@ def whole(found: Captured, inner: Backend) -> Whole:
     (report,) = compiled(found, backend).reports
     program = getattr(report.executable, "only_program", None)
     if not isinstance(program, Program):
-        raise SaveError("no one program serves all sizes; make the ranges of dynamic_shapes known.")
+        raise SaveError(
+            "no single program supports all sizes. Give minimum and maximum sizes in "
+            "dynamic_shapes."
+        )
     if len(program.blocks) != 1 or report.ops_in_eager or len(backend.noted) != 1:
         reasons = "; ".join(f"{f.op}: {f.reason}" for f in report.fallbacks)
-        raise SaveError(f"the model is not one program ({reasons or 'it falls into parts'}).")
+        raise SaveError(
+            f"the model cannot be compiled as one program ({reasons or 'it falls into parts'})."
+        )
     (step,) = (step for step in program.steps if isinstance(step.run, Block))
     is_there = [x != Literal(None) for x in program.outputs]
     if step.writes != tuple(itertools.compress(program.outputs, is_there)):
-        raise SaveError("a result is an argument of the model, or a number: return a copy, or none")
+        raise SaveError(
+            "a result is an argument of the model or a Python scalar. Return a copy (clone()) of "
+            "the argument, and no scalars."
+        )
     ((graph, executable),) = backend.noted
     reads = list(step.read(range(program.registers)))
     names = [place.name for place in found.portable.places]

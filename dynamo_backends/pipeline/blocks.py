@@ -87,8 +87,8 @@ aten = torch.ops.aten
 DRAWN_BY_TORCH = "random numbers are drawn by torch, so that they equal eager's"
 VIEW_OF_OUTPUT = "it is a view of another output"
 KEPT_BY_OPTION = "the option keep_in_eager names it"
-NUMBER_OF_CALLER = "it makes a tensor of a number that the graph is given"
-FRAGMENTS = "the graph fell into fragments"
+NUMBER_OF_CALLER = "it makes a tensor from a scalar input of the graph"
+FRAGMENTS = "the graph would be split into too many small blocks"
 _UNTOLD = frozenset({VIEW_OF_OUTPUT, NUMBER_OF_CALLER})
 _AT_THE_EDGES = _UNTOLD | {DRAWN_BY_TORCH}  # these do not split a graph
 _BY_DESIGN = _AT_THE_EDGES | {KEPT_BY_OPTION}
@@ -155,7 +155,7 @@ class ProgramBuilder:
             executables = self._compile_blocks(split)
             if executables is not None and self._is_worth_it(split):
                 break
-        with done_without(self._report, "describing the parts"):
+        with done_without(self._report, "describing the blocks"):
             self._describe(split)
         self.serves_range = is_ranged(self._graph.module.graph) and all(
             e is None or e.serves_range or not any(all_sizes(part.graph))
@@ -433,7 +433,7 @@ class ProgramBuilder:
         if options.verify == "always":
             why = "every call is compared with eager"
         elif protocols.resident_device(backend, options) is not None:
-            why = "its results stay on a device"
+            why = "its results stay on the device"
         elif getattr(options, "mesh", None) is not None:
             why = "it runs on several devices"
         key = key_of(backend, options, mark) if backend.kept is None else None
@@ -446,7 +446,9 @@ class ProgramBuilder:
         noted = PaceReport(region, operators(graphs), **dataclasses.asdict(known), replaced=True)
         self._report.paces.append(noted)
         total.add(slower=1)
-        raise CompileError(f"compiled, it took {noted.times}, as was measured before")
+        raise CompileError(
+            f"compiled code takes {noted.times}, according to an earlier measurement"
+        )
 
     def _verify(self, executable: Executable) -> str:
         """Returns which calls of an executable are compared with eager."""
@@ -468,7 +470,7 @@ class InductorBlocks(Backend):
     """Compiles functional ATen graphs with Inductor."""
 
     name = "inductor"
-    summary = "torch's own compiler, for graphs that fell into fragments"
+    summary = "torch's own compiler, for graphs with many small blocks"
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""

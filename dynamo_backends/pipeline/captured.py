@@ -185,7 +185,10 @@ def _left_to_eager(
 ) -> Callable[..., Any]:
     """Eager in place of a graph that cannot be compiled as these options ask."""
     if options.fallback == "error":
-        raise FallbackRefusedError(f"{backend.name} cannot compile a graph: {reason}.")
+        raise FallbackRefusedError(
+            f'{backend.name} cannot compile a graph: {reason}. Pass fallback="eager" to run it in '
+            "eager."
+        )
     report = GraphReport(backend.name, "inference", number)
     report.reverted = f"{reason}; the graph runs in eager instead"
     report.ops_in_eager = sum(node.op.startswith("call_") for node in captured.graph.nodes)
@@ -350,7 +353,9 @@ class _GraphPipeline:
         except UnknownBackendError as error:
             raise pickle.PicklingError(f"{error} See register_backend.") from error
         if found is not self.backend:
-            raise pickle.PicklingError(f"{self.backend.name!r} is the name of another backend")
+            raise pickle.PicklingError(
+                f"{self.backend.name!r} is registered for another backend in this process"
+            )
         return _graph_pipeline, (source_digest(), self.backend.name, self.options, self.facts)
 
 
@@ -369,8 +374,8 @@ def _graph_pipeline(
 ) -> _GraphPipeline:
     if version != source_digest():
         raise SaveError(
-            "this graph was kept by another version of dynamo_backends, which may have traced it "
-            "differently. Compile it anew."
+            "this graph was saved by another version of dynamo_backends, which may trace it "
+            "differently. Compile it again."
         )
     backend = get_backend(name)
     require_available(backend)

@@ -115,9 +115,12 @@ class CompilerProcess:
             try:
                 answer = self._process.ask({"job": _text(pickle.dumps(job))}, None)
             except ProcessLostError as lost:
-                raise CompilerLostError(f"the compiler was lost: {lost}") from lost
+                raise CompilerLostError(f"the compiler process was lost: {lost}") from lost
         if "unable" in answer:
-            log.debug("not compiled in another process: %s", answer["unable"])
+            log.debug(
+                "a block is compiled in this process instead of the compiler process: %s",
+                answer["unable"],
+            )
             return None
         if "raised" in answer:
             name, arguments = answer["raised"]
@@ -129,7 +132,7 @@ class CompilerProcess:
             self._process.ask({}, _START_S)
         except (ProcessLostError, OSError) as error:
             self.is_unusable = True
-            log.info("there is no process to compile in: %s", error)
+            log.info("the compiler process could not be started: %s", error)
         return not self.is_unusable
 
 
@@ -224,7 +227,11 @@ def journaled(
 
     if outcome is Outcome.CRASHED:
         refuse()
-    log.info("%s: a block is compiled in another process, since one ended in it", backend.name)
+    log.info(
+        "%s: a block is compiled in the compiler process, because an earlier "
+        "compilation crashed its process",
+        backend.name,
+    )
     try:
         made = compiled(backend, options, plan, graph, refuse, came)
     except CompilerLostError as error:
@@ -246,7 +253,10 @@ def _done(
     try:
         packed = _packed(graph)
     except Exception as error:  # whatever a target answers to pickling
-        log.debug("not compiled in another process: %s", brief_error(error))
+        log.debug(
+            "a block is compiled in this process instead of the compiler process: %s",
+            brief_error(error),
+        )
         return None
     inside = {node.name for node in graph.calls}
     decomposed = frozenset(name for name in plan.decomposed if name in inside)

@@ -50,7 +50,7 @@ def _prepared(job: Job) -> tuple[Backend, Graph]:
     torch.set_float32_matmul_precision(job.precision)
     backend = get_backend(job.backend)
     if protocols.cache_key(backend, job.options) != job.cache_key:
-        raise ValueError("what is compiled here would be another program")
+        raise ValueError("the backend in the compiler process has another version or configuration")
     return backend, Graph(unpack(job.graph), job.kind, job.inputs)
 
 
@@ -61,7 +61,11 @@ def _done(job: Job, backend: Backend, graph: Graph) -> dict[str, Any]:
         backend, job.options, job.plan, graph, lambda copy: backend.compile(copy, job.options)
     )
     parts = made.dump()
-    return {"unable": "it cannot be kept"} if parts is None else answered_parts(parts)
+    return (
+        {"unable": "the executable cannot be serialized"}
+        if parts is None
+        else answered_parts(parts)
+    )
 
 
 def main() -> None:

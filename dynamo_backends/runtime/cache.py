@@ -107,7 +107,7 @@ class DiskCache:
             self._warn(error)
             return False
         except OSError as error:
-            _warn_once(f"{self._what} are not kept on disk: {error}")
+            _warn_once(f"{self._what} are not saved to the disk cache: {error}")
             return False
         return True
 

@@ -18,7 +18,7 @@ from dynamo_backends.runtime.cache import DiskCache, cache_folder
 FOLDER = "compiling"
 """In the cache folder."""
 
-ENDED = "compiling it ended the process"
+ENDED = "an earlier compilation of it crashed the process"
 """Why something is left to eager."""
 
 _LIMIT = 4 << 20  # bytes

@@ -47,9 +47,9 @@ def _move_storage(tensors: Sequence[Tensor], home: Home | None) -> None:
     lazy = next((h for h in handles if is_lazy(h)), None)
     if lazy is not None:
         raise DeviceError(
-            f"a tensor of shape {list(lazy.shape)} shares memory with another one and is its "
-            "conjugate or negative, which cannot be moved together. Make it a tensor of its own "
-            "with resolve_conj().resolve_neg()."
+            f"a tensor of shape {list(lazy.shape)} shares storage with another tensor and is its "
+            "conjugate or negative view, so they cannot be moved together. Materialize it with "
+            "resolve_conj().resolve_neg()."
         )
     storage = torch.UntypedStorage(handles[0].untyped_storage().nbytes())
     storage.copy_(handles[0].untyped_storage())

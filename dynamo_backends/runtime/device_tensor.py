@@ -84,9 +84,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 _NOT_OURS = (
-    "tensors on {} were given to a graph of a compiler that does not know them and would read "
-    "memory without contents. Compile with backend='openxla' or another one of this package, or "
-    "bring them to the host with dynamo_backends.xla.to_device(values, 'cpu')."
+    "tensors on {} were passed to a graph of a backend that does not support them and would read "
+    "storage without data. Compile with backend='openxla' or another backend of this package, or "
+    "copy them to the CPU with dynamo_backends.xla.to_device(values, 'cpu')."
 )
 
 
@@ -392,6 +392,6 @@ def exchange(tensor: Tensor, made: Tensor) -> None:
             torch.utils.swap_tensors(tensor, _leaf(tensor, made))
     except RuntimeError as error:
         raise DeviceError(
-            f"a tensor of shape {list(tensor.shape)} cannot be moved, because something refers to "
-            f"it as it is ({first_line(error)}). Move the model before it is compiled or trained."
+            f"a tensor of shape {list(tensor.shape)} cannot be moved, because other objects "
+            f"reference it ({first_line(error)}). Move the model before you compile or train it."
         ) from error

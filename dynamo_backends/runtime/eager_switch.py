@@ -139,7 +139,12 @@ class EagerSwitch:
             self._is_switched = takes_over
         if takes_over:
             total.add(slower=1)
-        log.warning("%s; %s. %s", what, self._then if takes_over else "it stays", remedy)
+        log.warning(
+            "%s; %s. %s",
+            what,
+            self._then if takes_over else "the compiled code stays in use",
+            remedy,
+        )
         return takes_over
 
     def _switch(self, kind: Literal["failed", "wrong"], reason: str, said: str) -> None:

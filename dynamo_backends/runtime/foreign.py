@@ -69,10 +69,10 @@ def refusal(kind: str, entrance: str) -> DeviceError:
         entrance: What was called.
     """
     return DeviceError(
-        f"{entrance} was given tensors on the device {_named(kind)}; this package computes on the "
-        f"CPU and on CUDA, and no Dynamo backend called {kind!r} is registered. Move the model and "
-        f"its inputs to the CPU (model.cpu()), or compile with the backend of the package that "
-        f"provides {kind!r}."
+        f"{entrance} was called with tensors on the device {_named(kind)}. This package supports "
+        f"the CPU and CUDA, and no Dynamo backend named {kind!r} is registered. Move the model and "
+        "its inputs to the CPU (model.cpu()), or use the backend of the package that provides "
+        f"{kind!r}."
     )
 
 
@@ -91,17 +91,17 @@ def refuse_step(tensors: Iterable[Any], backend: str, home: str | None = None) -
     elsewhere = {t.home for t in tensors if isinstance(t, DeviceTensor)} - {home}
     if elsewhere and backend != "aot_eager":
         raise StepDeviceError(
-            f"compile_step(backend={backend!r}) was given tensors on {', '.join(sorted(elsewhere))}"
-            ". Use backend='openxla' without the option 'device', or bring the model back with "
-            "dynamo_backends.xla.to_device(model, 'cpu')."
+            f"compile_step(backend={backend!r}) was called with tensors on "
+            f"{', '.join(sorted(elsewhere))}. Use backend='openxla' without the option 'device', "
+            "or move the model back with dynamo_backends.xla.to_device(model, 'cpu')."
         )
     kind = foreign_kind(tensors)
     if kind is not None and backend != "aot_eager":
         raise StepDeviceError(
-            f"compile_step(backend={backend!r}) was given tensors on the device {_named(kind)}, "
-            'for which no whole steps are compiled. Pass fallback="split", which hands forward and '
-            f"backward to the Dynamo backend of {kind!r} if there is one, or move the model to "
-            "the CPU."
+            f"compile_step(backend={backend!r}) was called with tensors on the device "
+            f'{_named(kind)}, which whole steps do not support. Pass fallback="split", which '
+            f"compiles forward and backward with the Dynamo backend of {kind!r} if there is one, "
+            "or move the model to the CPU."
         )
 
 
@@ -118,10 +118,10 @@ def refuse_move(tensors: Iterable[Any], device: str) -> None:
     kind = foreign_kind(tensors)
     if kind is not None:
         raise DeviceError(
-            f"to_device was given tensors on the device {_named(kind)}, and takes those of the "
-            f"CPU. To compile for them where they are, give them to a model compiled with "
-            f"backend='openxla', which hands graphs to the owner of the device. To move them to "
-            f"{device!r}, bring them to the host first (model.cpu(), tensor.cpu())."
+            f"to_device was called with tensors on the device {_named(kind)}, but it supports CPU "
+            "tensors only. To compile on their device, use backend='openxla', which passes graphs "
+            f"to the owner of the device. To move them to {device!r}, copy them to the CPU first "
+            "(model.cpu(), tensor.cpu())."
         )
 
 
@@ -145,9 +145,9 @@ def refuse_taken(kind: str) -> None:
     if is_taken:
         package = _PACKAGES.get(kind, f"torch.{kind}")
         raise DeviceError(
-            f"{package} runs the device {kind!r} in this process, and a device has one runtime at "
-            f"a time. Use {package}'s tensors: model.to({kind!r}) and backend='openxla', which "
-            f"hands graphs to {package}. Or start the process with "
+            f"{package} uses the device {kind!r} in this process, and a device supports one "
+            f"runtime at a time. Move the model with model.to({kind!r}) and use backend='openxla', "
+            f"which passes graphs to {package}. Or start the process with "
             f"TORCH_DEVICE_BACKEND_AUTOLOAD=0, so that torch does not load {package}, and import "
             "dynamo_backends."
         )
@@ -195,8 +195,8 @@ def _bridge() -> Any:
         from torch_xla._dynamo import dynamo_bridge
     except ImportError as error:
         raise DeviceError(
-            f"tensors on the device 'xla' are compiled by torch_xla, which cannot be imported here "
-            f"({error}). Install the torch_xla for torch {torch.__version__}, or move the model "
-            "and its inputs to the CPU (model.cpu())."
+            "tensors on the device 'xla' are compiled by torch_xla, which cannot be imported "
+            f"({error}). Install the torch_xla version for torch {torch.__version__}, or move the "
+            "model and its inputs to the CPU (model.cpu())."
         ) from error
     return dynamo_bridge

@@ -114,7 +114,7 @@ def whole_executable(report: GraphReport, kind: type[E], vendor: str, hint: str 
     if report.fallbacks or report.blocks != 1:
         reasons = "; ".join(f"{f.op}: {f.reason}" for f in report.fallbacks)
         raise CompileError(
-            f"only a graph that runs whole on {vendor} can be saved, and this one has "
+            f"only a graph that runs entirely on {vendor} can be saved, but this one has "
             f"{report.ops_in_eager} operators in eager ({reasons})"
         )
     program: Any = getattr(report.executable, "static_program", None)

@@ -37,7 +37,7 @@ SLOWER = ((2, 6.0), (3, 3.0), (5, 2.2), (7, 1.7), (10, 1.5), (12, 1.4))
 
 MOST_BURSTS = 12
 
-OTHERS = "while other processes had processors"
+OTHERS = "while other processes used the CPUs"
 
 _BUSY = 4, 4.0
 """The least bursts and factor that count where others take processors that torch's threads need."""
@@ -236,7 +236,10 @@ class Pace:
                 return verdict
         if not self.is_hopeless:
             return None
-        reason = "no sizes came again often enough, or it was disturbed each time"
+        reason = (
+            "no input sizes were repeated often enough, or other processes disturbed every "
+            "measurement"
+        )
         return Verdict("not measured", reason=reason)
 
 
@@ -253,7 +256,7 @@ def _judged(found: _Sizes, is_busy: Callable[[], bool]) -> Verdict | None:
             return Verdict("slower", found.best, found.eager_at_most, busy * OTHERS)
     if bursts < MOST_BURSTS:
         return None
-    reason = f"the difference is too small, or differed between {bursts} measurements"
+    reason = f"the difference is too small, or the {bursts} measurements disagree"
     return Verdict("not sure", found.best, found.eager_at_most, reason)
 
 

@@ -26,8 +26,8 @@ FOLDER = "pace"
 _LIMIT = 16 << 20  # bytes
 
 REMEDY = (
-    'Another backend may be faster (backend="autotune" finds out); slow="off" keeps compiled code '
-    "and measures nothing."
+    'Another backend may be faster: try backend="autotune". Pass slow="off" to keep compiled code '
+    "without measuring it."
 )
 
 
@@ -94,7 +94,7 @@ class PaceCheck:
     def known(self) -> Verdict | None:
         """Returns what was found before, perhaps by another process; None: nothing."""
         found = recall(self._key) if self._key is not None else None
-        return found and replace(found, reason="as was measured before")
+        return found and replace(found, reason="according to an earlier measurement")
 
 
 def unmeasurable(graphs: Sequence[Graph]) -> str:

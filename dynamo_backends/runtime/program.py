@@ -214,7 +214,8 @@ class Block:
             return outcome.results
         if outcome.is_lost:
             raise VerificationError(
-                f"{self._report.backend}: {outcome.wrong}, and what that held is lost."
+                f"{self._report.backend}: {outcome.wrong}. The contents of this input are lost; "
+                "load it again."
             )
         text = outcome.wrong + self._region(values)
         self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")
@@ -229,8 +230,8 @@ class Block:
             found = bisection.smallest_slow_region(self.graph, self._compile_part, values)
             if found is not None:
                 own, eager, region = found
-                why = "no part of it is slow when it is compiled alone"
-                why = f"most of that in {region}" if region is not None else why
+                why = "no part of it is slow when compiled separately"
+                why = f"most of the time is spent in {region}" if region is not None else why
                 part = operators([self.graph])
                 self._report.paces.append(PaceReport("block", part, "slower", own, eager, why))
 
@@ -268,10 +269,10 @@ class Block:
                 self.graph, self._compile_part, values, self._reduced
             )
         except Exception as error:
-            return f"; which part is wrong cannot be told ({brief_error(error)})"
+            return f"; the wrong operators could not be found ({brief_error(error)})"
         if region is None:
-            return "; no part of the block is wrong when it is compiled alone"
-        return f"; the smallest part that is wrong: {region}"
+            return "; no part of the block is wrong when compiled separately"
+        return f"; the smallest wrong part: {region}"
 
     def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Returns the weights and the activations among the values of the graph's inputs."""

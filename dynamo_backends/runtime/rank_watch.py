@@ -82,7 +82,7 @@ class Signs:
 
 def blame(rank: int | None, text: str) -> RankError:
     """Returns the error that names the rank for which steps cannot go on."""
-    advice = "Steps on this mesh cannot go on; start again from the last checkpoint."
+    advice = "This mesh cannot run more steps; restart from the last checkpoint."
     return RankError(f"{text}. {advice}", rank)
 
 
@@ -96,15 +96,15 @@ def judge(
     """
     for rank, its in sorted(others.items()):
         if its.failure:
-            return RankError(f"{its.failure} (rank {rank} found out)", its.blamed)
+            return RankError(f"{its.failure} (reported by rank {rank})", its.blamed)
     for rank, its in sorted(others.items()):
         who = f"rank {rank} ({its.process})"
         if silent[rank] > limit and not its.has_left:
-            text = f"{who} has given no sign of life for {silent[rank]:.0f} seconds: its process"
-            return blame(rank, f"{text} was killed, has crashed or is suspended")
+            text = f"{who} has not responded for {silent[rank]:.0f} seconds: its process"
+            return blame(rank, f"{text} was killed, crashed or is suspended")
         if its.has_left and (limit < SILENCE or its.number < mine.number):
-            text = f"{who} has ended, while rank {me} {mine.now}. If it raised an exception, look"
-            return blame(rank, f"{text} at that; else all ranks have to take equally many steps")
+            text = f"{who} exited, while rank {me} {mine.now}. If it raised an exception, fix"
+            return blame(rank, f"{text} that; otherwise run the same number of steps on all ranks")
     return different(me, mine, others)
 
 
@@ -116,9 +116,9 @@ def different(me: int, mine: Signs, others: Mapping[int, Signs]) -> RankError | 
                 said = told_apart({me: mine.doing[number], rank: its.doing[number]})
                 return blame(
                     rank,
-                    f"ranks do different things at the same point: {said}. All ranks have to take "
-                    "the same steps in the same order, with batches of the same shapes and equal "
-                    "learning rates, and to read parameters that are split (state_dict) together",
+                    f"ranks run different operations at the same point: {said}. Run the same steps "
+                    "in the same order on all ranks, with batches of the same shapes and equal "
+                    "learning rates, and read split parameters (state_dict) on all ranks together",
                 )
     return None
 
@@ -230,7 +230,7 @@ class RankWatch:
             while time.monotonic() < until:
                 self._look(DOUBT)
                 time.sleep(BEAT / 4)
-            self._fail(blame(None, f"an operation of all ranks failed: {text_of(error)}"))
+            self._fail(blame(None, f"a collective operation failed: {text_of(error)}"))
         return future.result()
 
     def _work(self) -> None:
@@ -254,9 +254,9 @@ class RankWatch:
         rank, its = min(self._others.items(), key=lambda item: item[1].number)
         return blame(
             rank,
-            f"rank {rank} ({its.process}) lives, but did not come within {seconds:.0f} seconds to "
-            f"where rank {self.rank} {self._mine.now}. All ranks have to read parameters that are "
-            "split (state_dict) together",
+            f"rank {rank} ({its.process}) responds, but did not reach the point where rank "
+            f"{self.rank} {self._mine.now} within {seconds:.0f} seconds. Read split parameters "
+            "(state_dict) on all ranks together",
         )
 
     def _fail(self, error: RankError) -> None:

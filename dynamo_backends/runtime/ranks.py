@@ -56,7 +56,7 @@ class Ranks(RankWatch):
         """Returns an operation of torch.distributed on a group of its own."""
         if self._group is None:
             make = functools.partial(torch.distributed.new_group, backend="gloo", timeout=_LONG)
-            self._group = self.together("makes a process group", make)
+            self._group = self.together("creates a process group", make)
         return self.together(what, lambda: call(self._group), patience)
 
     def gathered(self, what: str, value: Any, patience: float = math.inf) -> list[Any]:
@@ -126,10 +126,10 @@ class Ranks(RankWatch):
         first, *others = (int(each) for each in self.joined("chooses a program", number))
         for rank, other in enumerate(others, 1):
             if other != first:
-                said = f"rank 0 runs program {first + 1}, but rank {rank} program {other + 1}"
+                said = f"rank 0 runs program {first + 1}, but rank {rank} runs program {other + 1}"
                 text = (
-                    f"ranks do different things at the same point: {said} of those compiled; "
-                    f"rank {self.rank} {what}. Give all ranks batches of the same shapes"
+                    f"ranks run different operations at the same point: {said} of the compiled "
+                    f"ones; rank {self.rank} {what}. Give all ranks batches of the same shapes"
                 )
                 self._fail(blame(rank, text))
 
@@ -198,7 +198,7 @@ def _connected() -> Ranks:
             f"({text_of(error)}). Use torchrun, or init_process_group with init_method='env://' "
             "or 'tcp://…'."
         ) from error
-    silent = "does not answer: it has ended or is suspended"
+    silent = "does not respond: it exited or is suspended"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         keeper = blame(None, f"torchrun's agent, which holds the store, {silent}")
     else:
@@ -211,9 +211,9 @@ def _connected() -> Ranks:
     except Exception as error:
         missing = [each for each in range(size) if not ranks.store.check([ranks.key(each)])]
         raise RankError(
-            f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not come to "
-            f"what all ranks do together within {_ALL_HERE:.0f} seconds of this one: "
-            "compile_step(mesh=…), or a graph with collectives.",
+            f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not reach "
+            f"compile_step(mesh=…), or a graph with collectives, within {_ALL_HERE:.0f} seconds of "
+            "this rank. Run the same calls on all ranks.",
             missing[0] if missing else None,
         ) from error
     ranks.listen()

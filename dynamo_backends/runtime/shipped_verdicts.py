@@ -71,7 +71,9 @@ def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdic
         table = json.loads(path.read_text(encoding="utf-8"))
         return HoldsFor(**table["holds_for"]), _unpacked(table)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        log.warning("the table of verdicts %s is damaged and is not used: %r", path, error)
+        log.warning(
+            "the table of operator trial results %s is damaged and is not used: %r", path, error
+        )
         return None
 
 
@@ -84,14 +86,18 @@ def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
     """
     found = read_table(backend, here.processor)
     if found is None:
-        processor = here.processor or "a processor of no known class"
-        log.info("no verdicts come with %s for %s", backend, processor)
+        processor = here.processor or "an unknown processor class"
+        log.info("there are no prebuilt operator trial results for %s on %s", backend, processor)
         return {}
     holds_for, verdicts = found
     differs = [n for n, value in asdict(here).items() if value != getattr(holds_for, n)]
     if differs:
         why = ", ".join(differs)
-        log.info("the verdicts that come with %s are not used: other %s", backend, why)
+        log.info(
+            "the prebuilt operator trial results for %s are not used, because these differ: %s",
+            backend,
+            why,
+        )
         return {}
     return verdicts
 

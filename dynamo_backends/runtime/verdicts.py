@@ -159,7 +159,7 @@ class Verdicts:
         if verdict is None and self._shipped:
             verdict = self._table.get(kind)
         if verdict is None and not _makes_trials.get():
-            raise TrialNeededError(f"{self._backend} has to try a call: {kind}")
+            raise TrialNeededError(f"{self._backend} has to run a trial of an operator: {kind}")
         return verdict
 
     def put(self, kind: str, verdict: Verdict, keep: bool) -> None:
@@ -195,4 +195,4 @@ class Verdicts:
 
 
 def _cache() -> DiskCache:
-    return DiskCache(cache_folder() / FOLDER, _LIMIT, what="verdicts of trials")
+    return DiskCache(cache_folder() / FOLDER, _LIMIT, what="results of operator trials")

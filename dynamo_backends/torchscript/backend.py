@@ -99,7 +99,7 @@ class TsTrace(TorchScript):
     """The graph as TorchScript, run by TorchScript's executor as it is set."""
 
     name = "ts_trace"
-    summary = "TorchScript's executor, weights where they are"
+    summary = "TorchScript's executor, without freezing"
     dynamic_shapes = RANGED
     serves_ranges = True
     depends_on_ranges = False
@@ -135,7 +135,7 @@ class StaticRuntime(TorchScript):
     """Frozen TorchScript run by Static Runtime."""
 
     name = "static_runtime"
-    summary = "TorchScript's Static Runtime: memory planned ahead, no dispatch to a fuser"
+    summary = "TorchScript's Static Runtime, with preplanned memory and without a fuser"
     dynamic_shapes = RANGED
     serves_ranges = True
     depends_on_ranges = False
@@ -154,7 +154,7 @@ class StaticRuntime(TorchScript):
         if isinstance(node.target, OpOverload) and node.target._schema.name in _KEEP_DTYPE:
             first = node.all_input_nodes[0].meta["val"]
             if not (first.is_floating_point() or first.is_complex()):
-                return Support(False, "Static Runtime would give the result the input's dtype")
+                return Support(False, "Static Runtime would return the dtype of the input")
         return super().supports(node, options)
 
     def compile(self, graph: Graph, options: Any) -> Executable:
@@ -218,7 +218,9 @@ class OneDNNGraph(TorchScript):
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`. The fuser fails at run time on other tensors than these."""
         if not all(tensor.is_floating_point() and tensor.ndim for tensor in call_tensors(node)):
-            return Support(False, "oneDNN Graph takes floats of 1-d or more")
+            return Support(
+                False, "oneDNN Graph supports floating-point tensors with at least one dimension"
+            )
         return super().supports(node, options)
 
     def compile(self, graph: Graph, options: Any) -> Executable:

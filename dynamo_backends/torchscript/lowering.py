@@ -129,7 +129,7 @@ class _Builder:
     def _results(self, call: Any, returns: Sequence[Any], node: fx.Node) -> Any:
         if any(isinstance(r.type, jit.ListType) for r in returns):
             if len(returns) != 1:
-                raise _Refused("it has lists among several results")
+                raise _Refused("it returns lists among several results")
             unpack = self._create("prim::ListUnpack", [call.output()], len(node.meta["val"]))
             for output in unpack.outputs():
                 output.setType(jit.TensorType.get())
@@ -163,7 +163,7 @@ class _Builder:
         try:
             return self.graph.insertConstant(value)
         except (TypeError, RuntimeError) as error:
-            raise _Refused(f"TorchScript has no constant {value!r}") from error
+            raise _Refused(f"TorchScript does not support the constant {value!r}") from error
 
     def _create(self, kind: str, values: Sequence[Any], outputs: int) -> Any:
         made = self.graph.create(kind, list(values), outputs)
@@ -186,7 +186,7 @@ def _without_bool(value: bool, given: Mapping[str, Any]) -> int:
     first = next(iter(given.values()), None)
     meta = first.meta["val"] if isinstance(first, fx.Node) else None
     if given.get("dtype") is None and (not isinstance(meta, Tensor) or meta.dtype == torch.bool):
-        raise _Refused("TorchScript takes no bool where a number is meant")
+        raise _Refused("TorchScript does not accept a bool as a scalar")
     return int(value)
 
 

@@ -52,7 +52,8 @@ class TensorRT(Backend):
         if vendor.tensorrt_version()[0] >= 11 and not options.strongly_typed:
             raise OptionError(
                 f"option 'strongly_typed' of {self.name} must be True with TensorRT "
-                f"{vendor.tensorrt().__version__}: version 11 has no other networks."
+                f"{vendor.tensorrt().__version__}, because TensorRT 11 supports strongly typed "
+                "networks only."
             )
 
     def keeps(self, options: TensorRTOptions) -> Collection[OpOverload]:

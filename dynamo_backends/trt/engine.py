@@ -137,13 +137,18 @@ class Engine:
             kept = self._parse_all(refitter, weights)
         missing = refitter.get_missing_weights()
         if missing:
-            raise CompileError(f"TensorRT misses the weights {', '.join(missing[:5])}")
+            raise CompileError(
+                "the TensorRT engine needs weights that the graph does not have: "
+                f"{', '.join(missing[:5])}"
+            )
         with driver().stream(self._index) as stream:
             refitted = refitter.refit_cuda_engine_async(stream)
         driver().synchronize(self._index)
         del kept
         if not refitted:
-            raise CompileError(f"TensorRT cannot take new weights: {vendor.last_error()}")
+            raise CompileError(
+                f"TensorRT cannot refit the engine with new weights: {vendor.last_error()}"
+            )
 
     def _set_all(self, refitter: Any, weights: Mapping[str, Tensor]) -> bool:
         """Sets weights where torch has them, and constants that go with them; False: not all."""
@@ -151,7 +156,7 @@ class Engine:
         for name, tensor in weights.items():
             given = trt.Weights(to_tensorrt(tensor.dtype), tensor.data_ptr(), tensor.numel())
             if not refitter.set_named_weights(name, given, trt.TensorLocation.DEVICE):
-                raise CompileError(f"TensorRT refuses the weight {name!r}: {vendor.last_error()}")
+                raise CompileError(f"TensorRT rejects the weight {name!r}: {vendor.last_error()}")
         for name in refitter.get_missing_weights():
             constant = self._constants.get(name)
             if constant is None:
@@ -169,7 +174,7 @@ class Engine:
                 taken = taken and parser.load_initializer(name, tensor.data_ptr(), tensor.nbytes)
             if not (taken and parser.refit_model_proto()):
                 reason = parser_errors(parser)
-                raise CompileError(f"TensorRT cannot take new weights: {reason}")
+                raise CompileError(f"TensorRT cannot refit the engine with new weights: {reason}")
         return parser, host
 
     def serialize(self) -> bytes:
@@ -190,7 +195,9 @@ class Engine:
         strategy = vendor.tensorrt().ExecutionContextAllocationStrategy.USER_MANAGED
         context = self._engine.create_execution_context(strategy)
         if context is None:
-            raise RuntimeError(f"TensorRT makes no execution context: {vendor.last_error()}")
+            raise RuntimeError(
+                f"TensorRT cannot create an execution context: {vendor.last_error()}"
+            )
         return context
 
     def give_context(self, stream: int, context: Any) -> None:
@@ -250,7 +257,7 @@ def _place(
     for name, shape in shapes:
         if not context.set_input_shape(name, shape):
             reason = vendor.last_error()
-            raise RuntimeError(f"TensorRT refuses the shape {list(shape)} of {name!r}: {reason}")
+            raise RuntimeError(f"TensorRT rejects the shape {list(shape)} of {name!r}: {reason}")
     for name, tensor in tensors:
         if not context.set_tensor_address(name, tensor.data_ptr()):
-            raise RuntimeError(f"TensorRT refuses the memory of {name!r}")
+            raise RuntimeError(f"TensorRT rejects the memory of {name!r}")

@@ -265,7 +265,7 @@ def _add_profile(builder: Any, config: Any, profile: Profile) -> None:
     for name, r in profile.items():
         ranges.set_shape(name, r.least, r.best, r.most)
     if config.add_optimization_profile(ranges) < 0:
-        raise CompileError(f"TensorRT does not take the profile {describe(profile)}")
+        raise CompileError(f"TensorRT rejects the optimization profile {describe(profile)}")
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ class Fx2TRTOptions(Options):
     Attributes:
         precision: As for `tensorrt`.
         optimization_level: How long TensorRT searches for fast kernels, 0 to 5.
-        workspace: Bytes of scratch memory that a kernel may take; 0: as much as there is.
+        workspace: Maximum scratch memory of a kernel in bytes; 0: all available memory.
         hardware_compatible: Engines for all GPUs from Ampere on.
         version_compatible: Engines that later versions of TensorRT can run.
     """

@@ -19,14 +19,15 @@ class TensorRTOptions(CudaGraphOptions):
         strongly_typed: Every tensor has the type that the graph gives it. False lets TensorRT 10
             choose types up to `precision` for every layer; TensorRT 11 has no such networks.
         optimization_level: How long TensorRT searches for fast kernels, 0 to 5.
-        workspace: Bytes of scratch memory that a kernel may take; 0: as much as there is.
+        workspace: Maximum scratch memory of a kernel in bytes; 0: all available memory.
         hardware_compatibility: Engines for this GPU only, for all GPUs of the same compute
             capability, or for all from Ampere on.
         version_compatible: Engines that later versions of TensorRT can run.
-        weight_streaming: Bytes of weights that stay on the device, the others are streamed from the
-            host at each call; -1: all stay on the device; 0: TensorRT decides how many stay.
-        max_size: With dynamic shapes: how many times the size of the first call an engine serves,
-            in dimensions that have no upper bound (see `torch._dynamo.mark_dynamic`).
+        weight_streaming: Bytes of weights that stay on the device; the others are streamed from the
+            host at each call. -1: all stay on the device; 0: TensorRT decides how many stay.
+        max_size: With dynamic shapes: largest size that an engine supports, as a multiple of the
+            size of the first call, in dimensions that have no upper bound (see
+            `torch._dynamo.mark_dynamic`).
         beyond_profile: With dynamic shapes: what happens to a size that no engine serves. "rebuild"
             builds one for the wider range; with "refuse" such calls run in eager, or raise
             `FallbackRefusedError` with `fallback="error"`.
@@ -56,6 +57,6 @@ class TensorRTOptions(CudaGraphOptions):
         super().validate(backend)
         if self.weight_streaming >= 0 and not self.strongly_typed:
             raise OptionError(
-                f"option 'weight_streaming' of {backend} needs strongly_typed=True: TensorRT "
-                "streams the weights of strongly typed networks only."
+                f"option 'weight_streaming' of {backend} needs strongly_typed=True, because "
+                "TensorRT streams only weights of strongly typed networks."
             )

@@ -97,7 +97,9 @@ class SharedEngine:
         leases = list(self._leases.values())
         if len(leases) != 1:
             which = (
-                "several sets of weights are in use" if leases else "it has not run yet, or is gone"
+                "several sets of weights are in use"
+                if leases
+                else ("it has not run yet, or its weights were deleted")
             )
             raise CompileError(f"the engine cannot be saved: {which}")
         return leases[0].engine.serialize()

@@ -63,7 +63,7 @@ class TensorRTExecutable(Executable):
         expected = {x.name: to_tensorrt(x.dtype) for x in places}
         if self.program.tensors != expected:
             raise CompileError(
-                f"the engine has the tensors {self.program.tensors}, the graph {expected}"
+                f"the engine has the tensors {self.program.tensors}, but the graph needs {expected}"
             )
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:

@@ -109,8 +109,8 @@ def _wider(served: Profile | None, wanted: Profile, settings: Settings) -> Profi
     if settings.options.beyond_profile == "refuse":
         shapes = ", ".join(f"{name}: {list(r.best)}" for name, r in wanted.items())
         raise BeyondProfileError(
-            f"the engine serves {describe(served)}, and it was given {shapes}; use "
-            'options={"beyond_profile": "rebuild"}, or give the range by '
+            f"the engine supports {describe(served)}, but was called with {shapes}. Use "
+            'options={"beyond_profile": "rebuild"}, or declare the range with '
             "torch._dynamo.mark_dynamic(tensor, dim, min=..., max=...)"
         )
     return joined(served, wanted)
@@ -154,7 +154,7 @@ def decode(parts: Mapping[str, bytes]) -> Plan:
         inputs, outputs = tuple(facts["inputs"]), tuple(facts["outputs"])
         return Plan(parts["engine"], parts["model"], inputs, outputs, profile)
     except (KeyError, TypeError, ValueError) as error:
-        raise CompileError(f"it is no engine of this package: {error}") from error
+        raise CompileError(f"it is not an engine of this package: {error}") from error
 
 
 PROGRAMS = Store()
@@ -288,8 +288,11 @@ def _describe(name: str, value: Tensor) -> dict[str, Any]:
 
 
 def _executable(report: GraphReport) -> TensorRTExecutable:
-    hint = " alone; the option cudagraphs has to be off"
+    hint = " alone; set the option cudagraphs to False"
     executable = whole_executable(report, TensorRTExecutable, "TensorRT", hint)
     if executable.shares_weights:
-        raise CompileError("the graph reads weights that are not floating-point numbers, in place")
+        raise CompileError(
+            "the graph reads weights that are not floating-point tensors without copying them, so "
+            "the engine does not contain them"
+        )
     return executable

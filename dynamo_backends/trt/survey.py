@@ -162,7 +162,7 @@ def survey(graph: Graph, settings: Settings) -> Survey:
         for name, reason in complaints.items():
             _note(found, by_name[name], reason)
     for node in _remaining(graph, found.refused).calls:
-        found.refused[node.name] = "TensorRT's parser does not take the graph that it is part of"
+        found.refused[node.name] = "TensorRT's parser does not support the graph that contains it"
     return found
 
 
@@ -181,7 +181,7 @@ def _try(found: Survey, node: fx.Node) -> None:
     judged = known_verdict(node)
     if judged is not None and judged.decomposed:
         found.decomposed.add(node.name)
-        found.whole[node.name] = "its lowering to ONNX is not right"
+        found.whole[node.name] = "its lowering to ONNX is wrong"
     elif judged is not None and not judged.support:
         found.refused[node.name] = judged.support.reason
 
@@ -225,7 +225,7 @@ def _parse(model: bytes, part: Graph, settings: Settings) -> Mapping[str, str]:
         complaints = _complaints(parser, onnx.load_model_from_string(model).graph.node)
     calls = {node.name for node in part.calls}
     known = {name: reason for name, reason in complaints.items() if name in calls}
-    return known or dict.fromkeys(calls, "TensorRT's parser does not take its graph")
+    return known or dict.fromkeys(calls, "TensorRT's parser does not support its graph")
 
 
 def _complaints(parser: Any, nodes: Any) -> dict[str, str]:
@@ -239,7 +239,7 @@ def _complaints(parser: Any, nodes: Any) -> dict[str, str]:
     taken = {n for i in range(parser.num_subgraphs) for n in parser.get_subgraph_nodes(i)}
     for i, node in enumerate(nodes):
         if i not in taken:
-            reason = f"TensorRT's parser does not take its {node.op_type}"
+            reason = f"TensorRT's parser does not support {node.op_type}"
             found.setdefault(call_of(node.name), reason)
     return found
 

@@ -33,7 +33,7 @@ def why_unavailable() -> str | None:
         return f"tensorrt cannot be imported ({text[0] if text else type(error).__name__})"
     if not tensorrt_version() >= OLDEST or tensorrt_version()[0] > NEWEST:
         oldest = ".".join(map(str, OLDEST))
-        return f"tensorrt {version} is not between {oldest} and {NEWEST}.x"
+        return f"tensorrt {version} is not supported; install a version from {oldest} to {NEWEST}.x"
     return None
 
 

@@ -18,10 +18,10 @@ class TvmOptions(Options):
     """The options of `tvm`, besides those that every backend has.
 
     Attributes:
-        num_threads: Of TVM's own pool; 0: as many as torch has.
-        tune_trials: How many schedules are measured for each graph at most (see `tuning`); 0: no
-            more than what is known from earlier tuning is used.
-        tune_budget_s: Seconds that this process may spend on tuning, in all.
+        num_threads: Number of threads in TVM's thread pool; 0: as many as torch uses.
+        tune_trials: Maximum number of schedules that are measured for each graph (see `tuning`);
+            0: only schedules from earlier tuning are used.
+        tune_budget_s: Time limit for tuning in seconds, shared by all graphs of this process.
     """
 
     num_threads: int = 0

@@ -58,7 +58,7 @@ def _signbit(importer: Any, node: fx.Node) -> Any:
     (x,) = importer.retrieve_args(node)
     dtype = str(x.ty.dtype)
     if dtype not in _SIGN:
-        raise ValueError("it is not of float32 or float64")
+        raise ValueError("its dtype is not float32 or float64")
 
     def each(tensor: Any) -> Any:
         def element(*index: Any) -> Any:
@@ -73,7 +73,7 @@ def _copysign(importer: Any, node: fx.Node) -> Any:
     x, y = broadcast(importer, node)
     dtype = str(x.ty.dtype)
     if dtype not in _SIGN:
-        raise ValueError("it is not of float32 or float64")
+        raise ValueError("its dtype is not float32 or float64")
     kind, sign = _SIGN[dtype]
 
     def each(x: Any, y: Any) -> Any:
@@ -96,7 +96,7 @@ def broadcast(importer: Any, node: fx.Node) -> list[Any]:
         for each in importer.retrieve_args(node)
     ]
     if any(str(each.ty.dtype) != dtype for each in operands):
-        raise ValueError("torch promotes its type")
+        raise ValueError("torch promotes its dtype")
     return [importer.emit(op.broadcast_to(each, shape)) for each in operands]
 
 
@@ -109,7 +109,7 @@ def _shift(left: bool) -> Callable[[Any, fx.Node], Any]:
         bits = torch.iinfo(node.meta["val"].dtype).bits
         if isinstance(count, relax.Expr):
             if str(count.ty.dtype) != dtype:
-                raise ValueError("torch promotes its type")
+                raise ValueError("torch promotes its dtype")
         else:
             count = relax.const(count if 0 <= count < bits else bits, dtype)
         zero, most = relax.const(0, dtype), relax.const(bits - 1, dtype)

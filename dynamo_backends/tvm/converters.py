@@ -55,7 +55,7 @@ class Importer(ExportedProgramImporter):
         source: Any = node.args[0] if node.args else None
         reads = node.target.__name__ in INDEXED or node.kwargs.get("beta", 1) == 0  # type: ignore[union-attr]
         if reads and any(self.varying(n) for n in (source, node) if isinstance(n, fx.Node)):
-            raise ValueError("its conversion reads a size that varies")
+            raise ValueError("its conversion needs a dynamic size")
 
     def create_convert_map(self) -> dict[str, Convert]:
         """Returns the conversions by the operators' names, such as "add.Tensor"."""

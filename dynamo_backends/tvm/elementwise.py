@@ -65,7 +65,7 @@ def _power(importer: Any, node: fx.Node) -> Any:
     x, exponent = importer.retrieve_args(node)
     dtype = str(x.ty.dtype)
     if dtype != DTYPES[node.meta["val"].dtype]:
-        raise ValueError("torch promotes its type")
+        raise ValueError("torch promotes its dtype")
     square = importer.emit(op.multiply(x, x))
     # Eager has no root in its kernels for float16: -inf ** 0.5 is inf there, and NaN elsewhere.
     if exponent in _POWERS and (exponent in (2, 3, 4) or dtype != "float16"):
@@ -300,7 +300,7 @@ def _each_by_c(function: str, dtype: str) -> Callable[..., Any]:
     wide = "float32" if dtype in NARROW else dtype
     names = {"float32": f"{function}f", "float64": function}
     if wide not in names:
-        raise ValueError(f"the C library has no {function} for {dtype}")
+        raise ValueError(f"the C library has no function {function} for {dtype}")
 
     def each(*tensors: Any) -> Any:
         def element(*index: Any) -> Any:

@@ -41,7 +41,7 @@ def why_not(node: fx.Node) -> str | None:
     divisor = node.args[1] if len(node.args) > 1 else None
     safe = isinstance(divisor, int) and divisor != 0
     if name in _DIVISIONS and not safe and _is_integer(node.meta.get("val")):
-        return "an integer divided by zero would end the process"
+        return "an integer division by zero would crash the process"
     return None
 
 

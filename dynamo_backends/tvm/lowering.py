@@ -136,7 +136,7 @@ def _item(importer: Importer, node: fx.Node) -> Any:
     if isinstance(found.ty, relax.TupleType):
         return importer.emit(relax.TupleGetItem(found, index))
     if index != 0:
-        raise ValueError("its conversion gives the first result alone")
+        raise ValueError("its conversion returns only the first result")
     return found
 
 
@@ -149,7 +149,7 @@ def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
     value: Tensor = node.meta["val"]
     kind = getattr(result, "ty", None)
     if not isinstance(kind, relax.TensorType) or kind.shape is None:
-        raise ValueError("its conversion gives no tensor of a known shape")
+        raise ValueError("its conversion returns no tensor of known shape")
     shape, dtype = list(kind.shape.values), str(kind.dtype)
     expected = DTYPES[value.dtype]
     if dtype != expected and dtype in INTEGERS and expected in INTEGERS:
@@ -157,11 +157,11 @@ def _checked(importer: Importer, result: Any, node: fx.Node) -> Any:
     varies = importer.varying(node)
     known = [int(n) if isinstance(n, tvm.tirx.IntImm) else None for n in shape]
     if any(n is None and d not in varies for d, n in enumerate(known)):
-        raise ValueError("its conversion gives a tensor of an unknown shape")
+        raise ValueError("its conversion returns a tensor of unknown shape")
     promised = [None if d in varies else n for d, n in enumerate(value.shape)]
     if dtype != expected or known != promised:
         raise ValueError(
-            f"its conversion gives {dtype}{known} instead of {expected}{list(value.shape)}"
+            f"its conversion returns {dtype}{known} instead of {expected}{list(value.shape)}"
         )
     return result
 

@@ -58,7 +58,7 @@ def _batch_norm(importer: Any, node: fx.Node) -> Any:
     emit, dtype = importer.emit, str(x.ty.dtype)
     running, momentum, eps = rest[:-3], rest[-2], rest[-1]
     if rest[-3] is not True or dtype in NARROW:
-        raise ValueError("it is no norm by the batch's own statistics in float32")
+        raise ValueError("it does not normalize with batch statistics in float32")
     channels = [1, -1, *[1] * (x.ty.ndim - 2)]
     # Eager's kernels for images sum in float64, that for rows of channels sums in float32.
     precision = dtype if x.ty.ndim == 2 else "float64"

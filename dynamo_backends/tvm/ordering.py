@@ -74,7 +74,7 @@ def _extremum(extremum: Callable[..., Any], least: bool) -> Callable[[Any, fx.No
     def convert(importer: Any, node: fx.Node) -> Any:
         x, dim, keep = _arguments(importer, node, dim=0, keepdim=False)
         if x.ty.ndim == 0:
-            raise ValueError("it has no dimension")
+            raise ValueError("it has no dimensions")
         indices = importer.emit(extremum(_keys(importer, x, least), dim, True))
         found = [importer.emit(op.gather_elements(x, indices, axis=dim)), indices]
         if not keep:
@@ -111,7 +111,7 @@ def _max_pool(importer: Any, node: fx.Node) -> Any:
     dtype, first = str(x.ty.dtype), x.ty.ndim - count
     is_float = "float" in dtype
     if ceil and any(d >= first for d in importer.varying(node.args[0])):
-        raise ValueError("the number of its windows depends on a size that varies")
+        raise ValueError("the number of its windows depends on a dynamic size")
     windows = [
         [given[min(i, len(given) - 1)] if isinstance(given, list | tuple) else given
          for given in (size, stride or size, padding, dilation)]

@@ -61,7 +61,7 @@ class Record:
         """
         fields = json.loads(data)
         if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
-            raise ValueError(f"it has not the format {_FORMAT}")
+            raise ValueError(f"it does not have the format {_FORMAT}")
         fields.setdefault("again_at", 0.0)
         for name, kinds in _TYPES.items():
             if not isinstance(fields.get(name), kinds):

@@ -42,7 +42,9 @@ def _untriable(node: fx.Node) -> str | None:
         return reason
     for value in call_tensors(node):
         if value.device.type != "cpu":
-            return f"TVM's programs are made for the CPU, not for {value.device.type}"
+            return (
+                f"this backend compiles TVM programs for the CPU only, not for {value.device.type}"
+            )
         if value.dtype not in DTYPES:
             return f"TVM does not compute with {value.dtype}"
     return None

@@ -191,7 +191,7 @@ def _apply(module: Any, each: Function, records: Records, threads: int) -> bool:
     try:
         made = replayed(each.function, record.trace, threads)
         if made.mark != record.mark:
-            raise ValueError("it leads to another program")
+            raise ValueError("its tuning record does not fit this function")
     except Exception as error:
         records.drop(each.key, lines_of(error)[-1])
         return False
@@ -227,7 +227,9 @@ class _Standing:
 
     def gain(self, default: float) -> str:
         """Returns what has been gained so far, in words."""
-        return f", {default / self.best[0][0]:.2f} times the default's speed" if self.best else ""
+        return (
+            (f", {default / self.best[0][0]:.2f} times as fast as the default") if self.best else ""
+        )
 
 
 class _Tuning:
@@ -256,8 +258,8 @@ class _Tuning:
                 self._budget.total_s = 0
                 records = (self._records.get(f.key) for f in self._functions)
                 log.warning(
-                    "tvm: tuning was stopped after %d of %d functions, and is over in this "
-                    "process; what was found is kept. Ctrl-C again ends the program",
+                    "tvm: tuning was interrupted after %d of %d functions and stops in this "
+                    "process; its results are saved. Press Ctrl-C again to end the program",
                     sum(not _is_open(record, self._settings) for record in records),
                     len(self._functions),
                 )
@@ -322,10 +324,13 @@ class _Tuning:
             self._attempt(each, standing, share, process, say)
         except KeyboardInterrupt:
             if standing.best:
-                say(f"tvm: tuning {each.name}: comparing the fastest (Ctrl-C again: without)")
+                say(
+                    f"tvm: tuning {each.name}: comparing the fastest schedules (Ctrl-C again to "
+                    "skip)"
+                )
                 self._keep(each, standing, process)
             raise
-        say(f"tvm: tuning {each.name}: comparing the fastest")
+        say(f"tvm: tuning {each.name}: comparing the fastest schedules")
         self._keep(each, standing, process)
 
     def _attempt(

@@ -31,7 +31,7 @@ class Worker:
         if do == "open":
             return self._open(**arguments)
         if self._bench is None:
-            raise ValueError("no function is open")
+            raise ValueError("no function is being tuned")
         if do == "attempt":
             made = self._bench.attempt()
             if made is None:
@@ -55,7 +55,7 @@ class Worker:
         self._bench = None  # its memory is free before the next one's is needed
         read = from_source(function)
         if structural_fingerprint(read) != expected:
-            raise ValueError("TVM does not read what it has written")
+            raise ValueError("TVM cannot read the program that it has written")
         self._bench = Bench(read, inputs, threads, seed)
         return {"seconds": self._bench.seconds}
 

@@ -139,7 +139,11 @@ class Comparison:
                 continue
             names.append(place.name)
             is_lost |= not _is_restored(value, before)
-        text = f"it wrote to its input {', '.join(names)}, which eager only reads" if names else ""
+        text = (
+            (f"it wrote to its input {', '.join(names)}, which eager does not write to")
+            if names
+            else ""
+        )
         return text, is_lost
 
     def _is_small_beside_what_lies_between(self) -> bool:
@@ -352,15 +356,15 @@ def _is_recorded() -> str:
 def acts_on(node: fx.Node) -> str:
     """Returns why a call cannot be repeated (side effects, random); empty if it can."""
     if getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d_functional", "c10d"):
-        return f"{node.target} talks to other processes"
+        return f"{node.target} communicates with other processes"
     if is_random(node):
         return f"{node.target} draws random numbers"
     if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return ""  # it could draw, but not with these arguments; torch calls that impure, too
     if node.is_impure() and not any(word in str(node.target) for word in _CHECKS):
-        return f"{node.target} acts on more than its results"
+        return f"{node.target} has side effects"
     if isinstance(node.target, private.HigherOrderOperator) and "effects" in str(node.target):
-        return f"{node.target} acts on more than its results"
+        return f"{node.target} has side effects"
     return ""
 
 

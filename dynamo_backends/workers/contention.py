@@ -108,8 +108,8 @@ class Contention:
     def __str__(self) -> str:
         """Returns the load in words."""
         return (
-            f"other processes had {self.of_others:.1f} processors, {self.preempted:.0%} of the "
-            f"samples were interrupted, times differed by {self.scattered:.0%}"
+            f"other processes used {self.of_others:.1f} CPUs, {self.preempted:.0%} of the samples "
+            f"were interrupted, times differed by {self.scattered:.0%}"
         )
 
 

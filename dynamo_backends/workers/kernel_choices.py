@@ -122,7 +122,7 @@ class Choices:
             data = json.dumps({"kind": kind, "way": found.way}).encode()
             self._store().put(self._key(kind), {_PART: data})
         else:
-            text = "%s is taken for %s until it can be raced on a quiet machine: %s"
+            text = "%s is used for %s until timings are undisturbed by other processes: %s"
             log.info(text, found.way, kind, measured.contention)
         return found
 

@@ -368,7 +368,7 @@ def lower_priority(pid: int, niceness: int) -> None:
             failed = _call(0, pid, bytearray(_ATTRIBUTES.pack(*wanted)))
             if failed:  # the niceness stays
                 code = errno.errorcode.get(failed, failed)
-                log.debug("no longer slices for process %d: %s", pid, code)
+                log.debug("could not restore the scheduling of process %d: %s", pid, code)
 
 
 def slice_ns(pid: int) -> int:

@@ -100,12 +100,12 @@ class OpenXLA(Backend):
         platform_name, index = _target(graph, options)
         if platform_name == "cuda" and not has_cuda_plugin():
             asked = (
-                "device='cuda' was asked for"
+                "device='cuda' was requested"
                 if options.device == "cuda"
                 else ("the tensors are on a CUDA device")
             )
             raise DeviceError(
-                f"{asked}, but jax has no CUDA plugin here; run: pip install 'jax[cuda13]'"
+                f"{asked}, but jax has no CUDA plugin; run: pip install 'jax[cuda13]'"
             )
         open_device(platform_name, index)
 
@@ -115,10 +115,10 @@ class OpenXLA(Backend):
             return options  # what is elsewhere comes to the host, and is split from there
         if parse_device_name(device) is None:
             raise DeviceError(
-                f"tensors are on the {device}, over which compile_step spreads training steps; "
-                "other graphs are compiled for one device. Give compile_step the mesh, or "
-                "torch.compile options={'mesh': …}, run the model in eager, or bring it back with "
-                "dynamo_backends.xla.to_device(model, 'cpu')."
+                f"tensors are on the {device}, a mesh for training steps of compile_step, but "
+                "other graphs run on one device. Pass the mesh to compile_step, or "
+                "options={'mesh': …} to torch.compile, run the model in eager, or move it back "
+                "with dynamo_backends.xla.to_device(model, 'cpu')."
             )
         return replace(options, device=device) if options.device == "auto" else options
 
@@ -150,9 +150,9 @@ class OpenXLA(Backend):
 
         for value in call_tensors(node):
             if value.layout is not torch.strided:
-                return Support(False, f"XLA has no {value.layout} tensors")
+                return Support(False, f"XLA does not support {value.layout} tensors")
             if not is_supported(value.dtype):
-                return Support(False, f"XLA has no {value.dtype}")
+                return Support(False, f"XLA does not support {value.dtype}")
         reason = unknown_shape(node)
         if reason is None and row.when is not None:
             reason = row.when(node)
@@ -309,16 +309,17 @@ def _platform_of_mesh(options: XlaOptions, mesh: Mesh) -> str:
     asked = "" if options.device == "auto" else options.device
     if ":" in asked:
         raise OptionError(
-            f"option 'device' of openxla is {asked!r}, which is one device; a mesh has several. "
-            f"Pass 'device': {asked.partition(':')[0]!r}."
+            f"option 'device' of openxla is {asked!r}, which is a single device, but a mesh needs "
+            f"several. Pass 'device': {asked.partition(':')[0]!r}."
         )
     if asked and mesh.kind and asked != mesh.kind:
-        raise OptionError(f"the mesh is of {mesh.kind} devices, but option 'device' is {asked!r}")
+        raise OptionError(
+            f"option 'device' is {asked!r}, but the mesh has {mesh.kind} devices. Pass the same "
+            "kind, or remove the option."
+        )
     platform = asked or mesh.kind or "cpu"
     if platform not in ("cpu", "tpu"):
-        raise OptionError(
-            f"openxla spreads steps over a mesh of 'cpu' or 'tpu' devices, not of {platform!r}"
-        )
+        raise OptionError(f"openxla supports meshes of 'cpu' or 'tpu' devices, not of {platform!r}")
     return platform
 
 
@@ -331,17 +332,20 @@ def _kept_apart(options: XlaOptions) -> str:
     if options.collectives == "torch":
         return "the option collectives leaves it to torch"
     if options.is_beside:
-        return "what is compiled beside the calls is ready at another call on each process"
+        return (
+            "with while_compiling='eager', processes would start to use compiled code at different "
+            "calls"
+        )
     if options.mesh is not None or options.device not in ("auto", "cpu"):
-        return "XLA's collectives between processes are of CPUs"
+        return "XLA runs collectives between processes on CPUs only"
     return ""
 
 
 def _refuse_mesh(options: XlaOptions) -> None:
     if options.mesh is not None:
         raise OptionError(
-            "option 'mesh' of openxla is for inference. compile_step has an argument of its own: "
-            "compile_step(..., mesh=…, placements=…)."
+            "option 'mesh' of openxla is for inference only. For training use the arguments of "
+            "compile_step: compile_step(..., mesh=…, placements=…)."
         )
 
 

@@ -59,8 +59,8 @@ def _home(device: str) -> Home | None:
     parts = parse_device_name(device)
     if parts is None or parts[0] == "cuda":
         raise DeviceError(
-            f"to_device takes 'cpu', 'tpu', or one of several such as 'tpu:1', not {device!r}. For "
-            "devices that torch knows use tensor.to(device)."
+            "to_device supports 'cpu', 'tpu', or one of several devices such as 'tpu:1', not "
+            f"{device!r}. For devices that torch supports use tensor.to(device)."
         )
     opened = open_device(*parts)
     return home_named(register_eager_device(opened)) if opened.is_remote else None

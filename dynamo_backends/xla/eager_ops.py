@@ -220,7 +220,7 @@ class _Call:
         self.is_update = is_update
         if is_update:
             if self.fakes[0].shape != result.shape:
-                raise ValueError("a result of another shape is written to a tensor")
+                raise ValueError("an in-place operator would change the shape of a tensor")
             self.values = self.fakes[:1]
 
     def _alone(self, func: OpOverload, leaves: Sequence[Any], spec: Any, result: Any) -> fx.Graph:
@@ -244,9 +244,9 @@ class _Call:
             if isinstance(value, float):
                 continue
             if not isinstance(value, Tensor) or value.layout is not torch.strided:
-                return "it has arguments or results of another kind"
+                return "it has arguments or results that are not strided tensors"
             if not is_supported(value.dtype) or value.device.type != "cpu":
-                return f"XLA has no {value.dtype}"
+                return f"XLA does not support {value.dtype}"
         for node in self.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
                 row = lookup(node.target)

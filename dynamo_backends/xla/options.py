@@ -38,13 +38,13 @@ def check_buckets(buckets: Any, backend: str) -> None:
     for name, dims in buckets.items():
         if not isinstance(name, str) or not isinstance(dims, Mapping):
             raise OptionError(
-                f"option 'buckets' of {backend} names inputs and their dimensions, such as "
+                f"option 'buckets' of {backend} must map input names to dimensions, such as "
                 f"{{'ids': {{1: [16, 32]}}}}, not {{{name!r}: {dims!r}}}."
             )
         for dim, bounds in dims.items():
             if not _is_integer(dim):
                 raise OptionError(
-                    f"option 'buckets' of {backend}: a dimension of {name!r} is an integer, "
+                    f"option 'buckets' of {backend}: a dimension of {name!r} must be an integer, "
                     f"not {dim!r}."
                 )
             _check_bounds(bounds, f" of dimension {dim} of {name!r}", backend)
@@ -54,8 +54,8 @@ def _check_bounds(bounds: Any, place: str, backend: str) -> None:
     is_list = isinstance(bounds, list | tuple) and all(_is_integer(b) and b > 0 for b in bounds)
     if not is_list or any(a >= b for a, b in itertools.pairwise(bounds)):
         raise OptionError(
-            f"option 'buckets' of {backend}: bounds{place} are a list of positive integers, each "
-            f"larger than the one before it, not {bounds!r}."
+            f"option 'buckets' of {backend}: bounds{place} must be an increasing list of positive "
+            f"integers, not {bounds!r}."
         )
 
 
@@ -68,31 +68,32 @@ class XlaOptions(Options):
     """The options of `openxla`, besides those that every backend has.
 
     Attributes:
-        device: Where XLA runs: "cpu", "cuda", "tpu", or one of several, "tpu:1". "auto": where the
-            tensors are. What is computed on a device that torch does not share memory with stays
-            there (docs/openxla.md).
+        device: Device that XLA runs on: "cpu", "cuda", "tpu", or one of several, such as "tpu:1".
+            "auto": the device of the tensors. If torch cannot access the memory of the device,
+            results stay there (docs/openxla.md).
         precision: "float32" computes in the dtypes that the model has; "bf16" lets XLA run float32
             matrix products and convolutions at the device's fastest precision (bfloat16 passes
             on TPU, TF32 on NVIDIA GPUs; on CPUs XLA keeps float32).
         matmul_precision: For float32 products where the device offers less: "highest", "high" or
             "medium" as in `torch.set_float32_matmul_precision`; "torch" follows that setting.
         reserve: On CPUs with glibc, keep the memory of temporaries between calls.
-        bucket_growth: With dynamic shapes: sizes are rounded up, and inputs are padded, to bounds,
-            each about this many times the one before it (docs/shapes.md). 1: every set of concrete
-            shapes is compiled separately, except for those of `buckets`.
+        bucket_growth: With dynamic shapes: ratio between consecutive bucket bounds. Sizes are
+            rounded up to the next bound, and inputs are padded (docs/shapes.md). 1: every set of
+            concrete shapes is compiled separately, except for sizes in `buckets`.
         buckets: With dynamic shapes: the bounds of all sizes that vary, such as
             (16, 32, 64, 128), or those of single dimensions, by input and dimension, such as
             {"ids": {1: (16, 32, 64, 128)}}. Larger sizes are rounded up by `bucket_growth`.
-        exact_after: With dynamic shapes: sizes that were seen this often are compiled exactly, in
-            the background. None: sizes whose padding has taken as long as compiling them does.
-        collectives: Who runs the collectives of a graph of torch's own distributed programs
-            (docs/scaling.md): "xla", where a process group has all processes, or "torch".
-        mesh: For inference: several devices, over which weights and batches are split
-            (docs/scaling.md): a torch `DeviceMesh`, or names and sizes of its dimensions.
-        placements: Of weights on the mesh, by patterns of their names: one `Shard` or `Replicate`
-            of `torch.distributed.tensor` for each dimension of the mesh.
-        batch_placements: Of the other inputs, likewise. By default their first dimension is split
-            over the dimensions of the mesh that split no weight.
+        exact_after: With dynamic shapes: number of calls after which a size is compiled without
+            padding, in the background. None: when the overhead of its padding exceeds the compile
+            time.
+        collectives: Library that runs functional collectives of torch.distributed
+            (docs/scaling.md): "xla", if the process group contains all processes, or "torch".
+        mesh: For inference: devices over which weights and batches are split (docs/scaling.md): a
+            torch `DeviceMesh`, or a dict from names to sizes of its dimensions.
+        placements: Placements of weights on the mesh: a dict from patterns of names to one `Shard`
+            or `Replicate` of `torch.distributed.tensor` for each dimension of the mesh.
+        batch_placements: Placements of the other inputs: one for each dimension of the mesh. By
+            default their first dimension is split over the mesh dimensions that split no weight.
     """
 
     device: str = "auto"
@@ -146,9 +147,9 @@ def _check_mesh(options: XlaOptions, mesh: Mesh) -> None:
     """Raises if a mesh of several processes may leave some of them behind."""
     if mesh.of_ranks and options.fallback != "error":
         raise OptionError(
-            f"mesh ({mesh}) is one of {mesh.size} processes, all of which compute each call "
-            "together: one that went on in eager would leave the others waiting. Pass "
-            "'fallback': 'error', too."
+            f"mesh ({mesh}) spans {mesh.size} processes, which must all run each call compiled: "
+            "the others would wait for a process that falls back to eager. Also pass 'fallback': "
+            "'error'."
         )
 
 
@@ -156,8 +157,8 @@ def _check_device(device: str, backend: str) -> None:
     if device != "auto" and parse_device_name(device) is None:
         raise OptionError(
             f"option 'device' of {backend} must be one of "
-            f"{', '.join(map(repr, ('auto', *PLATFORMS)))}, not {device!r}. One of several "
-            "devices is named by its index: 'tpu:1'."
+            f"{', '.join(map(repr, ('auto', *PLATFORMS)))}, not {device!r}. To select one of "
+            "several devices, append its index: 'tpu:1'."
         )
 
 

@@ -74,8 +74,8 @@ class ResidentStep(StepProgram):
                 if not any(array.is_deleted() for array in given_away):
                     raise
                 raise StepCaptureError(
-                    f"XLA failed in the middle of a step ({error}) and parameters and states are "
-                    "lost. Load the last checkpoint."
+                    f"XLA failed while it ran a training step ({error}). Parameters and optimizer "
+                    "states are lost. Load the last checkpoint."
                 ) from error
             for (handle, value), array in zip(residents, results, strict=False):
                 value.replace(handle, array, ORIGIN)
@@ -118,13 +118,13 @@ class ResidentStep(StepProgram):
         self._settle(place, tensor)
         if not isinstance(tensor, DeviceTensor) or tensor.home != self._device.name:
             raise StepCaptureError(
-                f"input {place} of the step, which it updates, is not on {self._device.name}. Move "
-                "models there with dynamo_backends.xla.to_device before they are trained."
+                f"the step updates input {place}, which is not on {self._device.name}. Move models "
+                "there with dynamo_backends.xla.to_device before training."
             )
         handle = tensor._handle
         if not fills_storage(handle):
             raise StepCaptureError(
-                f"input {place} of the step, which it updates, is a view of a larger tensor"
+                f"the step updates input {place}, which is a view of a larger tensor. Clone it."
             )
         value = value_of(handle)
         assert value is not None

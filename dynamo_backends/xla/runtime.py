@@ -138,11 +138,13 @@ def _connect(platform: str, index: int) -> PjrtDevice:
             devices = jax.local_devices(backend=platform)
         except RuntimeError as error:
             raise DeviceError(
-                f"XLA has no {platform} device here ({error}). Install the jax plugin for it, for "
-                f"example: pip install 'jax[{'cuda13' if platform == 'cuda' else platform}]'"
+                f"XLA finds no {platform} device here ({error}). Install the jax plugin for it, "
+                f"for example: pip install 'jax[{'cuda13' if platform == 'cuda' else platform}]'"
             ) from error
     if index >= len(devices):
-        raise DeviceError(f"XLA sees {len(devices)} {platform} devices, not number {index}")
+        raise DeviceError(
+            f"XLA finds {len(devices)} {platform} devices, so there is no device number {index}"
+        )
     handle = devices[index]
     return PjrtDevice(platform, handle.client, handle, os.getpid(), index)
 

@@ -281,6 +281,6 @@ class Launch:
         if lost:
             until_done(partial(give_up, lost))
             raise StepCaptureError(
-                f"XLA failed in the middle of a run ({error}) and {len(lost)} tensors that it was "
-                "updating are lost; they are NaN now. Load the last checkpoint, or start anew."
+                f"XLA failed while it ran a program ({error}). {len(lost)} tensors that it was "
+                "updating are lost and were filled with NaN. Load the last checkpoint, or restart."
             ) from error

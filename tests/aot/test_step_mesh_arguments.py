@@ -50,7 +50,7 @@ def make(model: nn.Module | None = None, **settings: Any) -> Any:
         ({"mesh": MESH, "fallback": "split"}, r"mesh cannot be combined with fallback=\"split\""),
         (
             {"mesh": MESH, "placements": {"0.weigth": [Replicate(), Shard(0)]}},
-            r"placements names '0\.weigth', but no parameter is called so\. "
+            r"placements names '0\.weigth', which matches no parameter\. "
             r"Did you mean '0\.weight'\?",
         ),
         (
@@ -60,19 +60,19 @@ def make(model: nn.Module | None = None, **settings: Any) -> Any:
         ),
         (
             {"mesh": MESH, "placements": {"0.weight": [Replicate(), Partial()]}},
-            r"placements\['0\.weight'\] has Partial\(sum\): what a step is given must be whole",
+            r"placements\['0\.weight'\] has Partial\(sum\), but Partial placements are not",
         ),
         (
             {"mesh": MESH, "batch_placements": [Partial(), Replicate()]},
-            r"batch_placements has Partial\(sum\): what a step is given must be whole",
+            r"batch_placements has Partial\(sum\), but Partial placements are not",
         ),
         (
             {"mesh": MESH, "batch_placements": ["data", None]},
             r"batch_placements has 'data'; placements are Shard\(dim\) and Replicate\(\)",
         ),
-        ({"mesh": MESH, "backend": "inductor"}, r"inductor does not spread steps over a mesh"),
-        ({"mesh": MESH, "backend": "aot_eager"}, r"aot_eager does not spread steps over a mesh"),
-        ({"mesh": MESH, "options": {"device": "tpu:1"}}, r"'tpu:1', which is one device"),
+        ({"mesh": MESH, "backend": "inductor"}, r"inductor does not support mesh"),
+        ({"mesh": MESH, "backend": "aot_eager"}, r"aot_eager does not support mesh"),
+        ({"mesh": MESH, "options": {"device": "tpu:1"}}, r"'tpu:1', which is a single device"),
         ({"mesh": MESH, "options": {"device": "cuda"}}, r"'cpu' or 'tpu' devices, not of 'cuda'"),
     ],
 )
@@ -82,13 +82,13 @@ def test_what_is_wrong_is_said_before_anything_is_captured(settings: dict[str, A
 
 
 def test_other_backends_of_this_package_refuse_meshes():
-    with pytest.raises(OptionError, match="onnxrt does not spread steps over a mesh of devices"):
+    with pytest.raises(OptionError, match="onnxrt does not support mesh"):
         make(mesh=MESH, backend="onnxrt")
 
 
 def test_a_mesh_of_other_devices_than_the_option_says():
     mesh = SimpleNamespace(mesh=torch.arange(2), mesh_dim_names=("data",), device_type="cuda")
-    with pytest.raises(OptionError, match="the mesh is of cuda devices, but option 'device' is"):
+    with pytest.raises(OptionError, match="but the mesh has cuda devices"):
         make(mesh=mesh, options={"device": "cpu"})
 
 
@@ -107,7 +107,7 @@ def test_a_mesh_larger_than_the_devices(monkeypatch: pytest.MonkeyPatch):
     from dynamo_backends.xla.mesh import devices
 
     monkeypatch.setattr(devices, "_found", lambda platform: [object()] * 4)
-    text = r"the mesh \(data=4, model=2\) has 8 devices, .* but XLA sees 4 tpu devices here"
+    text = r"the mesh \(data=4, model=2\) needs 8 devices, .* but XLA finds 4 tpu devices here"
     with pytest.raises(DeviceError, match=text):
         make(mesh=MESH, options={"device": "tpu"})
 
@@ -120,9 +120,13 @@ def test_a_mesh_larger_than_the_devices(monkeypatch: pytest.MonkeyPatch):
             6,
             r"a tensor of the batch of shape \[6, 8\] cannot be split over the mesh \(data=4, "
             r"model=2\): Shard\(0\) over data and model needs a dimension 0 that 8 divides, not "
-            r"6\. Use a batch that divides \(DataLoader\(drop_last=True\)\)",
+            r"6\. Use a batch size that is divisible \(DataLoader\(drop_last=True\)\)",
         ),
-        ({"batch_placements": [Shard(2), Replicate()]}, 8, r"has 2 dimensions.*no Shard\(2\)"),
+        (
+            {"batch_placements": [Shard(2), Replicate()]},
+            8,
+            r"has 2 dimensions.*Shard\(2\) is out of range",
+        ),
         (
             {"placements": {"2.*": [Replicate(), Shard(0)]}},
             8,
@@ -132,7 +136,7 @@ def test_a_mesh_larger_than_the_devices(monkeypatch: pytest.MonkeyPatch):
         (
             {"placements": {"2.bias": [Replicate(), Shard(1)]}},
             8,
-            r"the parameter 2\.bias has 1 dimensions, so there is no Shard\(1\) of it",
+            r"the parameter 2\.bias has 1 dimensions, so Shard\(1\) is out of range",
         ),
     ],
 )
@@ -203,5 +207,5 @@ def test_processes_of_torchrun_that_do_not_know_each_other_are_refused(
 ):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(OptionError, match=r"one of 2 processes of torchrun.*init_process_group"):
+    with pytest.raises(OptionError, match=r"one of 2 torchrun processes.*init_process_group"):
         make(mesh={"data": 2})

@@ -326,7 +326,7 @@ def test_split_takes_what_is_no_program_in_eager_or_in_parts(
         ({"accumulate": 0}, "accumulate must be a positive integer, not 0"),
         ({"fallback": "eager"}, "fallback must be 'error' or 'split', not 'eager'"),
         ({"options": {"verfy": True}}, "Did you mean 'verify'"),
-        ({"backend": "aot_eager", "options": {"x": 1}}, "has no options for steps"),
+        ({"backend": "aot_eager", "options": {"x": 1}}, "takes no options in compile_step"),
     ],
 )
 def test_wrong_arguments_are_refused(settings: dict[str, Any], message: str) -> None:

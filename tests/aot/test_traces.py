@@ -400,5 +400,5 @@ def test_a_graph_is_read_as_it_was_written():
 @torch.no_grad()
 def test_graphs_of_many_sizes_are_not_written():
     gm = functional(one_more, torch.randn(3), dynamic=True)
-    with pytest.raises(UnserializableError, match="SymInt in a graph of static sizes"):
+    with pytest.raises(UnserializableError, match="SymInt in a graph with static sizes"):
         pack_static(gm)

@@ -112,7 +112,7 @@ def test_the_first_that_is_faster_than_eager_serves_meanwhile(gate: Gate, counts
         until(lambda: only_status().meanwhile)
         status = only_status()
         assert (status.state, status.candidate, status.meanwhile) == ("tuning", "waits", "good")
-        assert str(status).endswith(" s used, good serves meanwhile)")
+        assert str(status).endswith(" s used, good runs calls meanwhile)")
         assert reports[0].chosen == "good"
         torch.testing.assert_close(run(x), model(x))
         assert Decisions().all() == [], "nothing is decided yet"
@@ -170,7 +170,9 @@ def test_a_winner_that_fails_here_does_not_serve(plant: ModuleType):
     assert dynamo_backends.wait_for_tuning(LONG_S)
     status = only_status()
     assert status.state == "gave up"
-    assert status.reason == ("good was verified, and failed: RuntimeError: the licence has expired")
+    assert status.reason == (
+        "good was verified while tuning, but failed: RuntimeError: the licence has expired"
+    )
     assert Decisions().all() == []
     torch.testing.assert_close(run(x), model(x))
 
@@ -259,7 +261,7 @@ def test_a_tuner_that_is_lost_again_and_again_is_given_up(
     run = compiled(model, "ts_trace", budget_s=20)
     run(x)
     assert dynamo_backends.wait_for_tuning(LONG_S)
-    reason = "the process that tunes was lost 6 times, at last: its process ended with status -9"
+    reason = "the tuning process was lost 6 times; the last time: its process ended with status -9"
     assert str(only_status()) == f"gave up ({reason})"
     assert only_status().spent_s == 6 * 2.5, "what was lost was spent"
     assert f"gave up ({reason})" in caplog.text
@@ -296,7 +298,7 @@ def test_a_graph_that_the_budget_does_not_suffice_for_stays_in_eager(
         run = compiled(model, "ts_trace")
         torch.testing.assert_close(run(x), model(x))
         assert dynamo_backends.wait_for_tuning(LONG_S)
-    reason = "what is left of the budget of 20 s suffices for no candidate"
+    reason = "the remaining budget of 20 s is too short for any candidate"
     assert reports[0].tuning == str(only_status()) == f"gave up ({reason})"
     rows = {row.name: row.reason for row in reports[0].candidates}
     assert rows == {"eager": "", "ts_trace": "not tried: the budget of 20 s is spent"}
@@ -386,7 +388,7 @@ def doubled(x: Tensor) -> Tensor:
 
 REASONS: dict[str, tuple[Callable[[Tensor], Tensor], str, dict[str, Any]]] = {
     "draws": (dropped, "dynamo_backends_tests.draw.default draws random numbers", {}),
-    "training": (doubled, "is found on disk, and cache=False", {"cache": False}),
+    "training": (doubled, "which cache=False disables", {"cache": False}),
 }
 
 
@@ -449,7 +451,7 @@ def test_what_other_processes_do_not_know_is_not_tried(
         compiled(lambda x: x.relu() + 1, "ts_trace")(torch.randn(3))
         assert dynamo_backends.wait_for_tuning(LONG_S)
     (row,) = (r for r in Decisions().all()[0].candidates if r.name == "ts_trace")
-    assert row.reason.startswith("not tried: it is registered in this process alone")
+    assert row.reason.startswith("not tried: the backend is registered in this process only")
 
 
 def test_a_mode_that_is_none():

@@ -168,7 +168,7 @@ def test_a_forked_child_serves_what_it_has_and_nothing_is_left(
     site: dict[str, str], tmp_path: Path
 ):
     child, parent, later = said(run(site, tmp_path, FORKS))
-    reason = "gave up (this process was forked from the one that tunes)"
+    reason = "gave up (this process was forked from the process that tunes)"
     assert child == {"right": True, "ended": True, "child": reason, "own": 0}
     assert parent == {"right": True, "ended": True, "parent": "verified winner waits serving"}
     assert later == {"right": True, "later": "verified winner waits serving"}

@@ -237,7 +237,7 @@ def test_export_and_import_carry_decisions(tmp_path: Path, capsys: pytest.Captur
     newer = decision("c" * 64, created=10.0)
     Decisions().put(newer)
     assert main(["cache", "import", str(file)]) == 0
-    assert "took over 1 decisions, not 1 that are older" in capsys.readouterr().out
+    assert "imported 1 decisions, skipped 1 that are not newer" in capsys.readouterr().out
     assert Decisions().all() == [newer, decision()]
 
 
@@ -285,7 +285,9 @@ def test_ls_and_show(capsys: pytest.CaptureFixture[str]):
     assert "tuning took: compile 0.00 s" in shown
 
 
-@pytest.mark.parametrize(("key", "problem"), [("a", "2 decisions begin"), ("f", "no decision")])
+@pytest.mark.parametrize(
+    ("key", "problem"), [("a", "2 decisions have a key"), ("f", "no decision")]
+)
 def test_a_key_that_is_not_unique_or_not_there(
     key: str, problem: str, capsys: pytest.CaptureFixture[str]
 ):
@@ -294,7 +296,7 @@ def test_a_key_that_is_not_unique_or_not_there(
     assert main(["cache", "show", key]) == 2
     error = capsys.readouterr().err
     assert problem in error
-    assert "`dynamo-backends cache ls` shows the 2 keys" in error
+    assert "`dynamo-backends cache ls` to list the 2 keys" in error
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"decisions": [{"format": 0}]}'])
@@ -302,4 +304,4 @@ def test_a_file_that_is_no_export(text: str, tmp_path: Path, capsys: pytest.Capt
     file = tmp_path / "x.json"
     file.write_text(text)
     assert main(["cache", "import", str(file)]) == 2
-    assert "Valid is what `dynamo-backends cache export` has written" in capsys.readouterr().err
+    assert "Pass a file that `dynamo-backends cache export` has written" in capsys.readouterr().err

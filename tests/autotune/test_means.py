@@ -169,7 +169,7 @@ def test_what_is_left_is_for_those_who_fit_in(monkeypatch: pytest.MonkeyPatch):
     process.tune(12)
     choice = process.tune(5, "onnxrt", "ts_trace")
     assert choice.winner == "ts_trace"
-    assert reasons(choice)["onnxrt"].startswith("not tried: about 10 s for it are more than")
+    assert reasons(choice)["onnxrt"].startswith("not tried: it needs about 10 s, more than")
     assert process.tune(30).winner == "eager"
 
 
@@ -246,8 +246,8 @@ def test_a_forward_graph_leaves_its_backward_graph_a_part(monkeypatch: pytest.Mo
     process = Process(monkeypatch, 40)
     process.tune(25)
     forward = process.tune(5, "onnxrt", "ts_trace", part=0.5)
-    text = "not tried: about 10 s for it are more than what is left of the budget of 40 s"
-    assert reasons(forward)["onnxrt"] == f"{text} beside that of the backward graph"
+    text = "not tried: it needs about 10 s, more than what is left of the budget of 40 s"
+    assert reasons(forward)["onnxrt"] == f"{text} after reserving time for the backward graph"
     assert process.tune(7).winner == "ts_trace"
 
 
@@ -257,7 +257,7 @@ def test_measuring_is_a_part_of_what_a_candidate_takes(monkeypatch: pytest.Monke
     monkeypatch.setitem(CALL_S, "eager", 2.0)
     choice = process.tune(15, mark="a" * 64)
     assert choice.winner == "eager"
-    assert reasons(choice)["ts_trace"].startswith("not tried: about 23 s for it are more")
+    assert reasons(choice)["ts_trace"].startswith("not tried: it needs about 23 s, more")
     assert Decisions().all() == [], "the next process has a budget of its own"
     assert len(process.compiled) == 1
 

@@ -30,7 +30,7 @@ REASONS = {
     "wrong_strides": "wrong: output 0 has strides (1, 40) instead of (50, 1)",
     "mutates": "wrong: it writes to input",
     "writes_weight": "wrong: it writes to input",
-    "reuses_memory": "wrong: its results overwrite those of the call before",
+    "reuses_memory": "wrong: its results overwrite those of the previous call",
     "baked_in": "(on perturbed inputs)",
     "raises_at_compile": "could not be compiled: NotImplementedError: no such chip",
     "raises_at_third_call": "raised when it was called: MemoryError: the third call",

@@ -174,7 +174,7 @@ def test_a_winner_that_fails_later_is_replaced_in_that_step(
     assert isinstance(program_of(step), CopyingProgram)
     assert counts.replaced == 1
     assert report.chosen == "eager"
-    text = "openxla failed in a step: RuntimeError: out of memory"
+    text = "openxla failed in a training step: RuntimeError: out of memory"
     assert report.events == [EagerEvent("failed", "step", text)]
 
 
@@ -259,7 +259,7 @@ def test_others_with_a_way_of_their_own_take_real_steps_too():
     rows = {row.name: row for row in report.candidates}
     assert report.chosen == "openxla"
     assert rows["openxla"].reason == ""
-    assert rows["ts_trace"].reason == "openxla took 1e+03 ms against 2e+03 ms in real steps"
+    assert rows["ts_trace"].reason == "openxla took 1e+03 ms against 2e+03 ms in training steps"
     assert isinstance(program_of(step), XlaStep)
     step, report = train("ts_trace", "openxla", net=nets.mlp)  # remembers
     assert (report.chosen, step.launches, step.eager_steps) == ("openxla", 3, 1)
@@ -284,7 +284,9 @@ def test_one_of_them_fails_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch)
     fail_from_step(1, monkeypatch)
     step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
     assert report.chosen == "ts_trace"
-    assert report.runtime_fallbacks == ["openxla failed in a step: RuntimeError: out of memory"]
+    assert report.runtime_fallbacks == [
+        "openxla failed in a training step: RuntimeError: out of memory"
+    ]
     assert isinstance(program_of(step), CopyingProgram)
 
 
@@ -325,7 +327,9 @@ def test_steps_that_are_wrong_in_their_own_way_are_never_taken(
     step, report = train("openxla", net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
     assert report.chosen == FUNCTION
-    assert rows["openxla"].reason.startswith(f"wrong in its own way of steps: {WRONG[planted]}")
+    assert rows["openxla"].reason.startswith(
+        f"wrong when it compiles steps natively: {WRONG[planted]}"
+    )
     assert (step.launches, step.eager_steps) == (1, 3)
     verified = counts.verified
     step, report = train("openxla", net=nets.mlp)  # remembers
@@ -361,5 +365,5 @@ def test_the_winner_can_be_wrong_in_its_own_way_and_others_go_on(monkeypatch: py
     step, report = train("ts_trace", "openxla", steps=TURNS + 2, net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
     assert report.chosen == "openxla"
-    assert rows["ts_trace"].reason.startswith("wrong in its own way of steps: output 0")
+    assert rows["ts_trace"].reason.startswith("wrong when it compiles steps natively: output 0")
     assert isinstance(program_of(step), XlaStep)

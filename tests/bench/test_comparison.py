@@ -86,7 +86,7 @@ def test_what_a_busy_machine_does_to_eager_is_no_improvement():
         "faster": "improvement",
     }
     assert changes["same code"].text.endswith(
-        "eager took 2.90 times as long (other programs had 0.1 and 1.7 processors)"
+        "eager took 2.90 times as long (other processes used 0.1 and 1.7 CPUs)"
     )
     assert "eager" not in compare_runs(before, before).changes[0].text.partition("×")[2][7:]
     other = replace(after, context={**after.context, "processor": "a slower one"})

@@ -51,9 +51,9 @@ def test_one_decision_says_who_won_why_and_what_it_is_worth():
 
 
 def test_eager_and_memory_have_sentences_of_their_own():
-    assert headline([]) == "Nothing has been decided yet."
+    assert headline([]) == "There are no decisions yet."
     assert headline([decision(winner="eager")]).startswith("Eager runs the inference graph")
-    assert "takes the least memory" in headline([decision(objective="memory")])
+    assert "uses the least memory" in headline([decision(objective="memory")])
 
 
 def test_many_decisions_are_counted_and_linked():

@@ -86,10 +86,10 @@ def test_it_says_what_makes_a_model_slower_than_eager():
     explanation = dataclasses.replace(explanation, backend="a", graphs=(graph,))
     times = Times(call, (call,), Timed((), (0.003,) * 5), parts)
     outside, between, padded, kernels = why_slower(explanation, times)
-    assert outside.startswith("15% of a call are outside of graphs")
-    assert between.startswith("20% of a call are operators in eager")
-    assert padded.startswith("3 of its calls were padded")
-    assert kernels.startswith("The programs of a alone take 12 ms a call, and eager's kernels 10")
+    assert outside.startswith("15% of the time of a call is spent outside of graphs")
+    assert between.startswith("20% of the time of a call is spent in operators")
+    assert padded.startswith("3 calls ran with padded inputs")
+    assert kernels.startswith("The programs of a take 12 ms per call, and eager's kernels take 10")
     page = check_alone(explained_page(explanation, times, "dynamo-backends explain"))
     assert kernels in page.words
     faster = dataclasses.replace(times, call=Timed(call.compiled_s, call.eager_s))
@@ -143,7 +143,7 @@ def test_graphs_switch_in_the_block_alone():
     with torch.no_grad(), call:
         call(torch.randn(3, 4))
         assert len(call.switches()) == 2
-    with pytest.raises(RuntimeError, match="in its block"):
+    with pytest.raises(RuntimeError, match="inside the `with` block"):
         call.switches()
 
 

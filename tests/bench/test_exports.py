@@ -44,7 +44,7 @@ def test_what_cannot_be_exported_is_refused(
         exports.require("export:tensorflow")
     flags = ["bench", f"{planted.__file__}:models", "--backends", "export:onnxruntime"]
     assert main([*flags, "--mode", "training"]) == 2
-    assert "is for inference" in capsys.readouterr().err
+    assert "supports inference" in capsys.readouterr().err
     monkeypatch.setattr(exports.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BackendUnavailableError, match=r"run: pip install"):
         exports.require("export:openvino")

@@ -49,7 +49,7 @@ def test_failures_have_reasons_in_one_line():
     assert lines[0] == r"| second | `x` | fail_accuracy | off by 3 \| or &lt;more> |"
     assert lines[1] == "| third | `x` | eager_fail_to_run | no weights |"
     assert lines[2] == f"| fourth | `x` | timeout | {'y' * 197}... |"
-    assert failures_table(run_of({("a", "x"): right()})) == "No model that was run fails.\n"
+    assert failures_table(run_of({("a", "x"): right()})) == "No measured model fails.\n"
 
 
 def test_what_was_not_run_is_named():
@@ -57,7 +57,7 @@ def test_what_was_not_run_is_named():
     found.cells += [Cell("first", "z"), Cell("second", "z")]
     lines = left_list(found).splitlines()
     assert lines == ["Not run:", "", "- `y`: 2 models: second, third", "- `z`: all 2 models"]
-    assert left_list(run_of({("a", "x"): right()})) == "Every model was run.\n"
+    assert left_list(run_of({("a", "x"): right()})) == "All models were measured.\n"
 
 
 def test_the_text_has_all_three():

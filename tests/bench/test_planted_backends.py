@@ -78,7 +78,7 @@ def test_an_error_is_the_reason():
 def test_what_does_not_end_is_a_timeout():
     found = outcome("hanging", BenchConfig(f"{FILE}:models", timeout_s=12))
     assert found.status == "timeout"
-    assert found.reason.startswith("not done after 12 s,")
+    assert found.reason.startswith("did not finish within 12 s,")
 
 
 def test_whether_results_are_right_is_said_without_times():
@@ -93,7 +93,7 @@ def test_whether_results_are_right_is_said_without_times():
     ("backend", "memory_gb", "reason"),
     [
         ("greedy", None, "MemoryError: not enough memory: you tried to allocate 1 PB"),
-        ("hoarding", 1.5, "of 1.5 allowed, while it was compiled and called first"),
+        ("hoarding", 1.5, "of 1.5 allowed, while it was compiled and called for the first time"),
     ],
 )
 def test_too_much_memory(backend: str, memory_gb: float | None, reason: str):

@@ -79,7 +79,7 @@ def test_pages_say_what_a_backend_chose():
     sentence, _, *line = TABLES["means"](run).splitlines()
     assert sentence.startswith("tuned passes 2 of 2 models and is 3.00 times as")
     assert line == ["| `x` | `tuned` |", "| --: | --: |", "| 2.00 | 3.00 |"]
-    said = "tuned chose by graphs x 2, y 2; by models y 2, x 1."
+    said = "tuned chose, counted by graphs: x 2, y 2; counted by models: y 2, x 1."
     assert TABLES["choices"](run) == said
     assert said in run_page(run)
 

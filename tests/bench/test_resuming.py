@@ -175,10 +175,10 @@ def test_a_terminated_run_takes_its_processes_along(tmp_path: Path):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "exists: --resume goes on with it, --output names another file."),
+        ([], "exists. Pass --resume to continue this run, or --output to write another file."),
         (
             ["--resume", "--rounds", "7"],
-            "do not belong together with new ones: rounds is 7",
+            "were measured under other conditions: rounds is 7",
         ),
     ],
 )
@@ -202,7 +202,7 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path, capsys: pytest.Captur
     file = tmp_path / "other.json"
     file.write_text('{"kind": "something"}')
     assert main(["bench", "page", str(file)]) == 2
-    assert "other.json is no result of `dynamo-backends bench`" in capsys.readouterr().err
+    assert "other.json is not a result of `dynamo-backends bench`" in capsys.readouterr().err
 
 
 def test_time_left_is_that_of_cells_like_those_before():

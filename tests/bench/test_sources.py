@@ -93,7 +93,7 @@ def test_a_checkout_of_torchbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             BenchConfig("torchbench"),
             "--path is missing. Run `git clone https://github.com/pytorch/bench",
         ),
-        (BenchConfig("torchbench", path="/no"), "'/no' is no checkout of TorchBench"),
+        (BenchConfig("torchbench", path="/no"), "'/no' is not a TorchBench checkout"),
         (BenchConfig("/no.py:models"), "there is no file '/no.py'"),
         (
             BenchConfig(f"{planted.__file__}:modells"),
@@ -114,8 +114,8 @@ def test_what_cannot_be_found_is_said(how: BenchConfig, message: str):
         (["classic", "--models", "resnet19"], "unknown model 'resnet19'. Did you mean 'resnet18'?"),
         (["classic", "--backends", "inducter"], "no backend 'inducter'. Did you mean 'inductor'?"),
         (["classic", "--backends", "tensorrt"], "tensorrt: "),
-        (["classic", "--backends", "/no.py:mine"], "there is no file '/no.py' with a backend"),
-        (["classic", "resnet18"], "'resnet18' is no argument of a suite; --models names models"),
+        (["classic", "--backends", "/no.py:mine"], "there is no file '/no.py' with a function"),
+        (["classic", "resnet18"], "'resnet18' is not an argument of a suite. Pass --models"),
     ],
 )
 def test_nothing_is_measured_if_something_is_unknown(

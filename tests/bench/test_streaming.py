@@ -124,10 +124,13 @@ def test_the_suites_list_streams_and_architectures():
     [
         (
             ["traffic", "--batch", "4"],
-            "requests of the suite traffic have batch sizes of their own",
+            "the suite traffic defines its own batch sizes",
         ),
-        (["generation", "--mode", "step"], "nothing of generation is for --mode step"),
-        (["traffic", "--backends", "export:openvino"], "of models of one size on the CPU"),
+        (["generation", "--mode", "step"], "no model of generation supports --mode step"),
+        (
+            ["traffic", "--backends", "export:openvino"],
+            "on the CPU only, with models of one input size",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -283,5 +283,5 @@ def test_print_and_json() -> None:
 
 
 def test_arguments_without_a_function() -> None:
-    with pytest.raises(TypeError, match=r"coverage\(\) needs a function"):
+    with pytest.raises(TypeError, match=r"coverage\(\) was given arguments without a function"):
         coverage(x=1)  # type: ignore[call-overload]

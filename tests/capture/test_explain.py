@@ -209,7 +209,7 @@ def test_training_gives_forward_and_backward():
     assert (forward.kind, backward.kind) == ("forward", "backward")
     assert forward.capture == backward.capture
     inputs = {x.name: x for x in forward.inputs}
-    assert inputs["self.fc.weight"].reason.startswith("training graphs read the weights")
+    assert inputs["self.fc.weight"].reason.startswith("weights are not frozen in training graphs")
     mean = inputs["self.norm.running_mean"]
     assert (mean.mutated, mean.reason) == (True, "the graph updates it in place")
     assert "self.norm(self.fc(x))" in mean.mutated_at[0]

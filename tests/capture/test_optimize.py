@@ -286,7 +286,7 @@ def test_an_error_of_the_compiler_names_it_and_restores_the_state() -> None:
 
 
 def test_leaving_what_was_not_entered_says_so() -> None:
-    with pytest.raises(RuntimeError, match=r"optimize\('eager'\) was not entered in this thread"):
+    with pytest.raises(RuntimeError, match=r"optimize\('eager'\) is not active in this thread"):
         optimize("eager").__exit__(None, None, None)
 
 
@@ -361,9 +361,13 @@ def test_wrong_backends_get_help() -> None:
     with pytest.raises(UnknownBackendError, match=r"Did you mean .*'inductor'"):
         optimize("indutcor")
     for wrong in (3, nn.Linear(2, 2), nn.Linear):
-        with pytest.raises(TypeError, match=r"takes a backend first.*write optimize\(\"openxla\""):
+        with pytest.raises(
+            TypeError, match=r"takes a backend as its first argument.*write optimize\(\"openxla\""
+        ):
             optimize(wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"wave\(\) cannot be a backend.*list of example inputs"):
+    with pytest.raises(
+        TypeError, match=r"wave\(\) cannot be used as a backend.*list of example inputs"
+    ):
         optimize(wave)
 
 

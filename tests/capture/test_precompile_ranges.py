@@ -60,9 +60,12 @@ def test_calls_inside_the_ranges_compile_nothing(form: str):
 @pytest.mark.parametrize(
     ("shapes", "text"),
     [
-        ({"words": {0: BATCH}}, r"\['words'\], which are no arguments; given are \['ids', 'scale'"),
-        ({"ids": {2: BATCH}}, "names the dimension 2; the tensor has 2"),
-        ({"ids": {0: BATCH * 2}}, "give a torch.export.Dim of its own"),
+        (
+            {"words": {0: BATCH}},
+            r"\['words'\], which are not arguments of this call. Valid names: \['ids', 'scale'",
+        ),
+        ({"ids": {2: BATCH}}, "names dimension 2, but the tensor has 2"),
+        ({"ids": {0: BATCH * 2}}, "Use a named torch.export.Dim"),
     ],
 )
 def test_shapes_that_do_not_fit(shapes: Any, text: str):
@@ -91,5 +94,5 @@ def test_a_least_size_without_a_largest():
 def test_resized():
     x = torch.arange(6.0).view(2, 3)
     assert resized(x, (3, 2)).tolist() == [[0, 1], [3, 4], [0, 1]]
-    with pytest.raises(OptionError, match=r"of the shape \[2, 3\] cannot be repeated to \[3\]"):
+    with pytest.raises(OptionError, match=r"of shape \[2, 3\] cannot be resized to \[3\]"):
         resized(x, (3,))

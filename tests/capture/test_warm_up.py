@@ -125,9 +125,9 @@ def test_inputs_that_are_written_to_are_as_before():
 
 
 def test_what_inputs_are():
-    with pytest.raises(OptionError, match=r"takes a list with the inputs of each call"):
+    with pytest.raises(OptionError, match=r"takes a list with the arguments of each call"):
         dynamo_backends.warm_up(torch.relu, torch.ones(2))  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match=r"a tuple of arguments, .* not 3 \(int\)"):
+    with pytest.raises(OptionError, match=r"a tuple of positional arguments, .* not 3 \(int\)"):
         dynamo_backends.warm_up(torch.relu, [3])  # type: ignore[list-item]
 
 

@@ -88,8 +88,11 @@ def test_training(model: str, capsys: pytest.CaptureFixture[str]):
             ["{model}", "--option", "freezin=off"],
             "has no option 'freezin'. Did you mean 'freezing'",
         ),
-        (["{model}", "--option", "freezing"], "an option is written NAME=VALUE, not 'freezing'"),
-        (["{model}", "--option", "device=cuda"], "device='cuda' was asked for, but jax has no"),
+        (
+            ["{model}", "--option", "freezing"],
+            "--option must have the form NAME=VALUE, not 'freezing'",
+        ),
+        (["{model}", "--option", "device=cuda"], "device='cuda' was requested, but jax has no"),
     ],
 )
 def test_what_cannot_be_done(
@@ -103,7 +106,7 @@ def test_what_cannot_be_done(
 def test_a_wrong_batch(batch: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit, match="2"):
         main(["explain", "x:y", "--batch", batch])
-    assert f"must be a whole number from 1, not '{batch}'" in capsys.readouterr().err
+    assert f"must be a positive integer, not '{batch}'" in capsys.readouterr().err
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]):
@@ -153,9 +156,12 @@ def test_traffic(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     [
         ("[", "cannot be read as JSON"),
         ('{"calls": [3]}', "must have the form"),
-        ('{"calls": [[[2, 3], [4]]]}', "gives a shape for 1; the model's example has tensors at"),
+        (
+            '{"calls": [[[2, 3], [4]]]}',
+            "gives a shape for 1, but the tensors of the model's example are",
+        ),
         ('{"calls": [{"x": [2, 3, 1]}]}', "gives a shape for 'x'"),
-        ('{"calls": [[[2, 3, 1]]]}', "give as many dimensions"),
+        ('{"calls": [[[2, 3, 1]]]}', "with the same number of dimensions"),
     ],
 )
 def test_traffic_that_cannot_be_read(

@@ -24,19 +24,24 @@ def words(facts: Facts) -> str:
 
 def test_each_step_towards_a_gpu_is_named_until_nothing_is_missing():
     assert words(NOTHING) == (
-        "no NVIDIA GPU in this machine; torch 2.13.0+cpu is built without CUDA"
+        "this machine has no NVIDIA GPU; torch 2.13.0+cpu is built without CUDA"
     )
     device = dataclasses.replace(NOTHING, devices=1)
-    assert words(device) == "no NVIDIA driver; torch 2.13.0+cpu is built without CUDA"
+    assert (
+        words(device)
+        == "the NVIDIA driver is not installed; torch 2.13.0+cpu is built without CUDA"
+    )
     driver = dataclasses.replace(device, driver="580.65.06")
     assert words(driver) == "torch 2.13.0+cpu is built without CUDA"
     hidden = dataclasses.replace(ALL, visible=())
-    assert words(hidden) == "torch, built for CUDA 13.0, sees no device with the driver 580.65.06"
+    assert words(hidden) == "torch (built for CUDA 13.0) finds no device with driver 580.65.06"
     assert machine_lacks(ALL) == []
 
 
 def test_where_the_bus_is_not_shown_only_the_driver_is_missed():
-    assert words(dataclasses.replace(NOTHING, devices=None)).startswith("no NVIDIA driver; ")
+    assert words(dataclasses.replace(NOTHING, devices=None)).startswith(
+        "the NVIDIA driver is not installed; "
+    )
 
 
 def test_each_backend_names_its_package_and_the_command(monkeypatch: pytest.MonkeyPatch):
@@ -63,7 +68,7 @@ def test_a_package_that_is_there_and_does_not_import_is_reported():
 
     backend = GpuBackend("x", ("torch",), "pip install x", broken)
     (lack,) = lacks(backend, ALL)
-    assert lack.what.startswith("torch does not import (ImportError: libcudnn.so.9")
+    assert lack.what.startswith("torch cannot be imported (ImportError: libcudnn.so.9")
 
 
 def test_the_bus_and_the_driver_are_read_from_files(tmp_path: Path):

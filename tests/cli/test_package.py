@@ -64,7 +64,7 @@ def test_verify_says_what_differs(
     right = PackagedModule.forward
     monkeypatch.setattr(PackagedModule, "forward", lambda self, *x: right(self, *x) + 1)
     assert main(["verify", str(path)]) == 1
-    assert "it differs from its portable form: output 0" in capsys.readouterr().out
+    assert "results differ from those of the portable graph: output 0" in capsys.readouterr().out
 
 
 def test_a_damaged_file_is_an_error(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -72,4 +72,4 @@ def test_a_damaged_file_is_an_error(path: Path, tmp_path: Path, capsys: pytest.C
     damaged.write_bytes(path.read_bytes()[:-100])
     for command in ("inspect", "verify"):
         assert main([command, str(damaged)]) == 2
-        assert "is damaged, or no package" in capsys.readouterr().err
+        assert "is damaged or not a package" in capsys.readouterr().err

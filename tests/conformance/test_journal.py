@@ -42,5 +42,5 @@ def test_results_of_another_context_are_refused(tmp_path: Path):
     path = tmp_path / "j.jsonl"
     Journal(path, resume=False, context={"torch": "1", "samples": None}).add(RIGHT)
     assert len(Journal(path, True, context={"torch": "1", "samples": None}).outcomes) == 1
-    with pytest.raises(LedgerError, match="together with new ones: torch is '2' and was '1'"):
+    with pytest.raises(LedgerError, match="under other conditions: torch is '2' and was '1'"):
         Journal(path, True, context={"torch": "2", "samples": None})

@@ -108,7 +108,7 @@ def test_reasons_are_counted_without_what_differs_between_calls():
         "aten.erf.default: Lazy Tensor Core has no node for aten::erf": 1,
         "output 0 differs from eager by up to 6.071e+00": 1,
         "output 0 has strides (6, 3, 1) instead of (1, 6)": 1,
-        "aten.add.Tensor: its block has only 1 of at least 3 operators": 3,
+        "aten.add.Tensor: its block has 1 operators, fewer than min_block_size=3": 3,
     }
     outcomes = [("mine", Outcome("a").fail("wrong", reason)) for reason in reasons]
     outcomes += [("other", Outcome("b", status="declared", declared=["Ties."]))]

@@ -77,7 +77,7 @@ def test_each_check_is_a_test_and_crashes_are_failures(tmp_path: Path):
         f"FAILED TestForgetful {changed}",
         f"FAILED TestCrashing {changed}",
     }, done.stdout + done.stderr
-    assert "it passes; take it out of known_failures (it does not)" in done.stdout
+    assert "this check passes; remove it from known_failures (it does not)" in done.stdout
     assert "crash: the process died of SIGABRT" in done.stdout
     assert done.returncode == 1
 
@@ -86,7 +86,7 @@ def test_options_choose_groups_and_the_time(tmp_path: Path):
     groups = ("--conformance-groups", "weights", "--conformance-time-limit", "1")
     done = run(tmp_path, HANGING, *groups)
     assert lines(done.stdout) == {"FAILED TestHanging weights/changed: in place"}, done.stdout
-    assert "timeout: not done after 1 s" in done.stdout
+    assert "timeout: did not finish within 1 s" in done.stdout
 
 
 def collect(tests: BackendConformance, **options: object) -> None:
@@ -103,7 +103,7 @@ def test_an_unknown_group_is_an_error():
         backend = f"{planted.__name__}:right"
 
     collect(Mine(), conformance_groups="weights")
-    text = "there is no group wieghts; there are: operators, gradients"
+    text = "unknown group wieghts; valid groups: operators, gradients"
     with pytest.raises(pytest.UsageError, match=text):
         collect(Mine(), conformance_groups="wieghts")
 

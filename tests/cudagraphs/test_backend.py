@@ -310,7 +310,7 @@ def test_tensors_elsewhere_are_refused(monkeypatch: pytest.MonkeyPatch):
     from dynamo_backends.cudagraphs.device import Cuda
 
     monkeypatch.setattr(Cuda, "why_not", lambda self: None)
-    with pytest.raises(Exception, match="cudagraphs_eager was asked for CUDA graphs") as info:
+    with pytest.raises(Exception, match="cudagraphs_eager uses CUDA graphs") as info:
         compiled(square)(torch.ones(3))
     error = refusals.cause(info)
     assert isinstance(error, DeviceError)

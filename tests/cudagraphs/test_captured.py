@@ -257,7 +257,7 @@ def test_values_that_differ_at_every_call_end_the_recording(machine: Machine):
     for number in range(20):
         assert torch.equal(function([x, number])[0], x * number)
     assert counts.graphs == captured.RECORDINGS
-    assert counts.reasons == ["values that are part of the graph change all the time"]
+    assert counts.reasons == ["the storage of a captured tensor changes at every call"]
 
 
 def test_another_shape_is_no_broadcast(machine: Machine):
@@ -310,7 +310,7 @@ def test_tensors_elsewhere_are_refused(machine: Machine, place: str):
     for _ in range(4):
         assert torch.equal(function(inputs)[0], inputs[0] * 2)
     (reason,) = counts.reasons
-    assert reason.startswith(f"an {place} is on {elsewhere} and not on {machine.device.type}:0")
+    assert reason.startswith(f"an {place} is on {elsewhere} instead of {machine.device.type}:0")
 
 
 def test_errors_of_a_warm_up_reach_the_caller_and_streams_stay_ordered(machine: Machine):

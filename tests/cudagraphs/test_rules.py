@@ -54,16 +54,16 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Any], str, str]] = {
         "aten.index_put.default",
         "the host waits for the number of elements that its mask selects",
     ),
-    "to the host": (lambda x: x.cpu() + 1, "aten._to_copy.default", "a tensor of it is on cpu"),
+    "to the host": (lambda x: x.cpu() + 1, "aten._to_copy.default", "one of its tensors is on cpu"),
     "from the host": (
         lambda x: x + torch.ops.aten._to_copy.default(torch.full((4,), 1.0), device="cuda"),
         "aten._to_copy.default",
-        "a tensor of it is on cpu",
+        "one of its tensors is on cpu",
     ),
     "a number copied": (
         lambda x: x + torch.ops.aten._to_copy.default(torch.full((), 1.0), device="cuda"),
         "aten._to_copy.default",
-        "a tensor of it is on cpu",
+        "one of its tensors is on cpu",
     ),
     "eigenvectors": (
         lambda x: torch.linalg.eig(x),
@@ -81,4 +81,4 @@ def test_refused_with_a_reason(name: str):
 
 def test_a_number_that_comes_with_the_call_is_not_baked_in():
     found = only(reasons(lambda x, y: x * y, lambda: torch.empty(())))
-    assert found == {"aten.mul.Tensor": "a tensor of it is on cpu"}
+    assert found == {"aten.mul.Tensor": "one of its tensors is on cpu"}

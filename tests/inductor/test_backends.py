@@ -55,7 +55,7 @@ def test_dynamic_batch(name: str):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for CUDA tensors Inductor needs none")
 def test_without_a_compiler_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-c++")
-    text = "needs a C++ compiler, and 'no-such-c++' is not installed. To mend it: apt-get install"
+    text = "needs a C++ compiler, and 'no-such-c++' is not installed. To fix it: apt-get install"
     refusals.backend_is_refused("inductor_freezing", text)
 
 

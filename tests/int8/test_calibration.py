@@ -50,7 +50,7 @@ def test_what_becomes_of_the_users_tensors_does_not_matter():
     [
         (torch.rand(4, 3), "not a Tensor"),
         ({"x": torch.rand(3)}, "not a dict"),
-        ([torch.rand(3)], "has 1 batches, and needs at least 2"),
+        ([torch.rand(3)], "has 1 batches, but needs at least 2"),
         ([1, 2, 3], "one batch is a int"),
     ],
 )
@@ -136,7 +136,7 @@ def test_batches_of_other_sizes_do_not_count():
 def test_without_batches_of_a_graphs_sizes_it_runs_in_eager():
     x = torch.rand(7, 64)
     result, (report,) = run(net(), x, calibration=batches())
-    assert report.reverted.startswith("0 of 6 batches of calibration have the data types and sizes")
+    assert report.reverted.startswith("only 0 of 6 calibration batches have the dtypes and shapes")
     assert "(x: float32[7, 64])" in report.reverted
     with torch.no_grad():
         assert torch.equal(result, net()(x))
@@ -154,7 +154,7 @@ def test_autotune_says_it_in_the_table_and_lets_the_others_compete():
     options = {"candidates": ["planted_int8"], "calibration": batches()}
     _, (report,) = run(net(), x, backend="autotune", **options)
     rows = {row.name: row for row in report.candidates}
-    assert "0 of 6 batches of calibration" in rows["planted_int8@int8"].reason
+    assert "0 of 6 calibration batches" in rows["planted_int8@int8"].reason
     assert rows["planted_int8"].error is not None
 
 
@@ -173,7 +173,7 @@ class Broken(nn.Module):
 def test_a_graph_that_reads_no_argument_runs_in_eager():
     _, (first, second) = run(Broken().eval(), batches()[0], calibration=batches())
     assert first.measured["cosine"] > 0.99
-    assert "which is no argument of the model" in second.reverted
+    assert "which is not an argument of the model" in second.reverted
 
 
 @pytest.mark.usefixtures("plant")

@@ -73,7 +73,7 @@ def test_the_first_products_stay_in_float_where_they_are_what_is_not_accurate(x:
     given = {"calibration": batches(), "precision": "int8", "tolerance": tolerance}
     with torch.no_grad():
         text = str(dynamo_backends.explain(net(), x, backend=f"planted_{FIRST}", options=given))
-    assert "the first 10% of the products stay in float32" in " ".join(text.split())
+    assert "the first 10% of the quantizable layers stay in float32" in " ".join(text.split())
 
 
 @pytest.mark.plants_errors

@@ -14,7 +14,7 @@ def test_both_packages_are_missing():
     missing = "iree-base-compiler and iree-base-runtime are not installed"
     said = refusals.without("iree", ("iree",))
     assert f"reason='{missing}'" in said
-    expected = f"'iree' cannot run here: {missing}. To mend it: "
+    expected = f"'iree' cannot run here: {missing}. To fix it: "
     assert expected + "pip install 'dynamo-backends[iree]'" in said
 
 
@@ -66,5 +66,5 @@ def test_wrong_options(options: dict[str, Any], text: str):
 
 
 def test_tensors_on_another_device():
-    text = "iree reads tensors on the CPU, and an input is on cuda"
+    text = "iree supports only CPU tensors, but an input is on cuda"
     refusals.tensor_is_refused("iree", "cuda", text)

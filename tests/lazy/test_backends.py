@@ -156,7 +156,7 @@ def test_starting_twice_does_no_harm():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_torch_without_it(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(torch._C, "_lazy_ts_backend")
-    text = "without Lazy Tensor Core. To mend it: pip install --force-reinstall torch"
+    text = "without Lazy Tensor Core. To fix it: pip install --force-reinstall torch"
     refusals.backend_is_refused(name, text)
 
 

@@ -183,7 +183,9 @@ def test_products_can_stay_in_eager(nvfuser: str):
         torch.testing.assert_close(compiled(model, matmul=False, min_block_size=1)(x), model(x))
     (report,) = reports
     reasons = {f.op: f.reason for f in report.fallbacks}
-    assert reasons == {"aten.addmm.default": "the option 'matmul' leaves matrix products to eager"}
+    assert reasons == {
+        "aten.addmm.default": "the option matmul=False leaves matrix products to eager"
+    }
 
 
 def test_small_blocks_stay_in_eager(nvfuser: str):
@@ -194,7 +196,7 @@ def test_small_blocks_stay_in_eager(nvfuser: str):
         x = torch.randn(5)
         torch.testing.assert_close(compiled(fn)(x), fn(x))
     reasons = {f.reason for f in reports[0].fallbacks}
-    assert "its block has only 2 of at least 4 operators" in reasons
+    assert "its block has 2 operators, fewer than min_block_size=4" in reasons
 
 
 def test_an_operation_that_this_version_does_not_have(
@@ -277,7 +279,7 @@ def test_inputs_of_other_shapes_are_refused_and_other_strides_copied():
 
 
 def test_a_block_without_a_tensor_on_a_device():
-    with pytest.raises(CompileError, match="has no input on a device"):
+    with pytest.raises(CompileError, match="has no CUDA input"):
         lower_graph(graph_on("cpu"), symbolic=True)
 
 

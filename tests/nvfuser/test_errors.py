@@ -21,7 +21,7 @@ def test_the_package_is_missing():
     assert "nvFuser is not installed" in available
     major, minor = torch.__version__.split(".")[:2]
     assert "'nvfuser' cannot run here: nvFuser is not installed" in refused
-    assert "To mend it: pip install nvfuser-cu" in refused
+    assert "To fix it: pip install nvfuser-cu" in refused
     assert f"-torch{major}{minor}" in refused
 
 

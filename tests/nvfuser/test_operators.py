@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     ),
     "steps": (lambda x: x[::2] * 2, ((4,), torch.float32), "nvFuser slices with steps of 1 only"),
     "a half correction": (
-        lambda x: x.var(0, correction=0.5), ((4,), torch.float32), "no correction of 0.5"
+        lambda x: x.var(0, correction=0.5), ((4,), torch.float32), "does not support correction=0.5"
     ),
     "integer products": (
         lambda x: x @ x, ((2, 2), torch.int64), "products of integer matrices are left to eager"

@@ -32,9 +32,9 @@ def refusals(fn: Callable[..., Tensor], *inputs: Tensor) -> str:
         (lambda x: x * 2, torch.rand(4).cfloat(), "does not compute with torch.complex64"),
         (lambda x: x * 2, torch.rand(4).double(), "OpenVINO computes float64 in float32"),
         (lambda x: F.max_pool1d(x, 2), torch.rand(2, 16), "is less precise than eager's"),
-        (lambda x: x.sum(), torch.arange(70_000), "torch cannot take it apart"),
-        (lambda x: x % 0.3, torch.rand(4), "no correct digit"),
-        (lambda x: x.fmod(0.3), torch.rand(4), "no correct digit"),
+        (lambda x: x.sum(), torch.arange(70_000), "torch cannot decompose it"),
+        (lambda x: x % 0.3, torch.rand(4), "loses all precision"),
+        (lambda x: x.fmod(0.3), torch.rand(4), "loses all precision"),
     ],
     ids=["no rule", "int64", "complex", "float64", "pool", "long sum", "remainder", "fmod"],
 )

@@ -97,5 +97,5 @@ def test_what_cannot_be_saved_says_why(tmp_path: Path):
     del model
     torch._dynamo.reset()
     gc.collect()
-    with pytest.raises(CompileError, match="or is gone"):
+    with pytest.raises(CompileError, match="keep it alive"):
         ort.save(report, tmp_path / "model.onnx")

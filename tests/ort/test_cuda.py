@@ -179,8 +179,8 @@ def test_threads_do_not_mix_their_inputs_in_static_memory():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"cudagraphs": True}, "was given cudagraphs=True, which is for CUDA devices"),
-        ({"provider": "tensorrt"}, "was given provider='tensorrt', which is for CUDA devices"),
+        ({"cudagraphs": True}, "was called with cudagraphs=True, which needs CUDA inputs"),
+        ({"provider": "tensorrt"}, "was called with provider='tensorrt', which needs CUDA inputs"),
     ],
 )
 def test_options_for_cuda_are_refused_on_the_cpu(options: dict[str, Any], text: str):
@@ -197,12 +197,14 @@ def test_tensorrts_provider_needs_its_wheel_and_torchs_leave_for_tf32(
     monkeypatch.setattr(ort_backend, "_has_device", lambda kind: True)
     graph, options = refusals.graph_on("cuda"), OrtOptions(provider="tensorrt")
     monkeypatch.setattr(session, "available_providers", lambda: [cuda.CUDA, cuda.CPU])
-    with pytest.raises(DeviceError, match="has no such provider; run: pip uninstall onnxruntime"):
+    with pytest.raises(
+        DeviceError, match="does not have this provider; run: pip uninstall onnxruntime"
+    ):
         OnnxRuntimeCUDA().prepare(graph, options)
     everything = [cuda.TENSORRT, cuda.CUDA, cuda.CPU]
     monkeypatch.setattr(session, "available_providers", lambda: everything)
     torch.set_float32_matmul_precision("highest")
-    with pytest.raises(OptionError, match=r"call torch.set_float32_matmul_precision\('high'\)"):
+    with pytest.raises(OptionError, match=r"Call torch.set_float32_matmul_precision\('high'\)"):
         OnnxRuntimeCUDA().prepare(graph, options)
     torch.set_float32_matmul_precision("high")
     OnnxRuntimeCUDA().prepare(graph, options)

@@ -11,7 +11,7 @@ from tests import refusals
 def test_a_missing_package(name: str):
     said = refusals.without("onnxrt", (name,))
     assert f"reason='{name} is not installed'" in said
-    expected = f"'onnxrt' cannot run here: {name} is not installed. To mend it: "
+    expected = f"'onnxrt' cannot run here: {name} is not installed. To fix it: "
     assert expected + "pip install 'dynamo-backends[onnx]'" in said
 
 

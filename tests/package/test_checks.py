@@ -45,7 +45,7 @@ def test_everything_else_is_refused(target: str):
 
 
 def test_an_operator_that_is_not_registered_says_what_to_do():
-    with pytest.raises(PackageError, match="import the package that brings it"):
+    with pytest.raises(PackageError, match=r"[iI]mport the package that registers it"):
         check_call_operator("torch.ops.someones_library.fused.default")
 
 
@@ -66,7 +66,7 @@ def test_expressions_of_sizes_are_allowed(text: str):
      "Float('__import__(1)')", "[].append(1)", "Mul(" * 2000],
 )  # fmt: skip
 def test_other_expressions_are_refused(text: str):
-    with pytest.raises(PackageError, match="no expression"):
+    with pytest.raises(PackageError, match=r"is not an? .*expression"):
         check_expression(text)
 
 
@@ -125,7 +125,7 @@ def _elsewhere(manifest: Any, _: Any) -> None:
 def test_a_manifest_that_does_not_fit_is_an_error(
     packages: Any, rewritten: Callable[..., Path], change: Callable[..., None]
 ):
-    with pytest.raises(PackageError, match=r"unusable manifest|missing|elsewhere"):
+    with pytest.raises(PackageError, match=r"invalid manifest|missing|another directory"):
         dynamo_backends.load(rewritten(packages("onnxrt"), change))
 
 
@@ -151,5 +151,5 @@ def test_a_small_graph_with_anything_else_is_refused(given: str, instead: str):
 
 def test_a_small_graph_of_an_unknown_operator_says_what_to_do():
     text = CALLS.replace("aten.full.default", "someones.fused.default")
-    with pytest.raises(PackageError, match="import the package that brings it"):
+    with pytest.raises(PackageError, match=r"[iI]mport the package that registers it"):
         calls.module_of(text)

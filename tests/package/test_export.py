@@ -91,8 +91,8 @@ class Same(nn.Module):
     ("model", "name", "more", "text"),
     [
         (Same(), "m.onnx", {}, "a result is an argument of the model"),
-        (Same(), "m.pt", {}, r"writes \.onnx and \.stablehlo files, and not m\.pt"),
-        (Same(), "m.stablehlo", {"dynamic_shapes": ({},)}, "for the example's sizes"),
+        (Same(), "m.pt", {}, r"writes \.onnx and \.stablehlo files, not m\.pt"),
+        (Same(), "m.stablehlo", {"dynamic_shapes": ({},)}, "supports static sizes only"),
         (
             Same(),
             "m.stablehlo",

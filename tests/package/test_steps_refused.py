@@ -49,11 +49,11 @@ def test_what_no_file_has_is_refused(rewritten: Callable[..., Path], tmp_path: P
 
 
 def test_models_and_steps_are_not_taken_for_each_other(step_path: Path, tmp_path: Path):
-    with pytest.raises(PackageError, match=r"use dynamo_backends\.load_step"):
+    with pytest.raises(PackageError, match=r"Use dynamo_backends\.load_step"):
         dynamo_backends.load(step_path)
     model = tmp_path / "model.dbp"
     dynamo_backends.save(nn.Linear(2, 2), model, (torch.rand(1, 2),), backend="eager")
-    with pytest.raises(PackageError, match=r"load it by dynamo_backends\.load"):
+    with pytest.raises(PackageError, match=r"Use dynamo_backends\.load"):
         load_step(model)
 
 
@@ -76,7 +76,7 @@ def test_numbers_are_those_that_the_step_was_captured_for(tmp_path: Path):
     ):  # fmt: skip
         with pytest.raises(PackageError, match=text):
             group[key] = value
-    with pytest.raises(PackageError, match="keeps its entries"):
+    with pytest.raises(PackageError, match="cannot be deleted"):
         del group["lr"]
 
 
@@ -176,24 +176,24 @@ GENERATOR = torch.Generator()
     ("function", "text"),
     [
         (scales, "uses a GradScaler"),
-        (averages, "writes to a tensor that is of no model or optimizer"),
-        (counts, r"a number in Python that changes, at .*model\(x\).sum\(\) \* COUNTS"),
-        (logs, r"needs a value in the middle of it, at .*\.item\(\)"),
-        (keeps, r"leaves a tensor in Python, which was computed at .*KEPT"),
-        (makes, r"makes tensors of data in Python, at .*torch\.tensor"),
-        (loads, r"makes tensors of data in Python, at .*torch\.rand"),
-        (reads, r"Python reads a tensor, at .*x\.tolist"),
-        (chooses, r"leaves a tensor in Python|may be another one at each call"),
-        (returns_a_set, "it returns a set: valid are tensors"),
-        (accumulates, "adds to the gradient of model.weight"),
-        (draws_by_data, "depend on what the step computes"),
+        (averages, "writes to a tensor that does not belong to a model or optimizer"),
+        (counts, r"a Python scalar that changes, at .*model\(x\).sum\(\) \* COUNTS"),
+        (logs, r"needs the value of a tensor during the step, at .*\.item\(\)"),
+        (keeps, r"a tensor computed at .*KEPT"),
+        (makes, r"creates tensors from Python data at .*torch\.tensor"),
+        (loads, r"creates tensors from Python data at .*torch\.rand"),
+        (reads, r"Python reads the value of a tensor, at .*x\.tolist"),
+        (chooses, r"is still referenced from Python|may be a different tensor at each call"),
+        (returns_a_set, "it returns a set; return tensors"),
+        (accumulates, "accumulates into the gradient of model.weight"),
+        (draws_by_data, "depends on computed values"),
     ],
 )
 def test_what_a_file_cannot_hold_is_refused(
     function: Callable[..., Any], text: str, tmp_path: Path
 ):
     step = simple(function)
-    with pytest.raises(SaveError, match="take one"):
+    with pytest.raises(SaveError, match="Call the step once"):
         step.save(tmp_path / "step.dbp")
     for _ in range(3):
         step(torch.rand(2, 3))

@@ -25,7 +25,7 @@ def test_who_gives_no_sign_of_life_is_blamed():
     found = judge(0, MINE, others, {1: 0.0, 2: SILENCE + 1}, SILENCE)
     assert found is not None
     assert found.rank == 2
-    assert "rank 2 (process 7 on here) has given no sign of life for 31 seconds" in str(found)
+    assert "rank 2 (process 7 on here) has not responded for 31 seconds" in str(found)
 
 
 def test_a_broken_connection_makes_silence_tell_earlier():
@@ -40,7 +40,7 @@ def test_who_has_ended_is_blamed_if_it_did_not_begin_what_is_waited_for():
     ended = {1: signs("connects", has_left=True)}
     found = judge(0, MINE, ended, {1: 100.0}, SILENCE)
     assert found is not None
-    assert "rank 1 (process 7 on here) has ended, while rank 0 takes a step" in str(found)
+    assert "rank 1 (process 7 on here) exited, while rank 0 takes a step" in str(found)
     done = {1: signs("connects", "takes a step", has_left=True)}
     assert judge(0, MINE, done, {1: 100.0}, SILENCE) is None
 
@@ -49,7 +49,7 @@ def test_what_one_has_found_out_all_say():
     others = {1: signs("connects", failure="rank 2 has ended", blamed=2), 2: signs("connects")}
     found = judge(0, MINE, others, {1: 0.0, 2: 100.0}, SILENCE)
     assert found is not None
-    assert (found.rank, str(found)) == (2, "rank 2 has ended (rank 1 found out)")
+    assert (found.rank, str(found)) == (2, "rank 2 has ended (reported by rank 1)")
 
 
 def test_ranks_that_do_different_things_at_one_point_are_told_apart():

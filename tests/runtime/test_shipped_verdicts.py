@@ -83,7 +83,7 @@ def test_a_class_without_a_table_makes_trials(
     monkeypatch.setattr(verdicts, "processor_class", lambda: "x86_64 other")
     with caplog.at_level(logging.INFO, "dynamo_backends"):
         assert Verdicts("onnxrt", ())(ADD, tried, False) == tried()
-    assert "no verdicts come with onnxrt for x86_64 other" in caplog.text
+    assert "there are no prebuilt operator trial results for onnxrt on x86_64 other" in caplog.text
 
 
 OTHER: list[dict[str, Any]] = [
@@ -101,7 +101,10 @@ def test_a_table_for_something_else_is_not_used(
     with caplog.at_level(logging.INFO, "dynamo_backends"):
         assert Verdicts("onnxrt", ())(ADD, tried, False) == tried()
     (name,) = other
-    assert f"the verdicts that come with onnxrt are not used: other {name}" in caplog.text
+    assert (
+        f"the prebuilt operator trial results for onnxrt are not used, because these differ: {name}"
+        in caplog.text
+    )
 
 
 def test_a_processor_of_no_known_class_uses_none(folder: Path, monkeypatch: pytest.MonkeyPatch):

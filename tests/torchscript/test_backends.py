@@ -142,13 +142,13 @@ def test_they_need_no_vendors_package():
 
 def test_a_torch_without_static_runtime(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(torch._C, "_jit_to_static_module")
-    text = "was built without Static Runtime. To mend it: pip install --force-reinstall torch"
+    text = "was built without Static Runtime. To fix it: pip install --force-reinstall torch"
     refusals.backend_is_refused("static_runtime", text)
 
 
 def test_a_torch_without_the_fuser(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scripting, "onednn_graph_is_there", lambda: False)
-    text = "the fuser for oneDNN Graph. To mend it: pip install --force-reinstall torch"
+    text = "the fuser for oneDNN Graph. To fix it: pip install --force-reinstall torch"
     refusals.backend_is_refused("onednn_graph", text)
 
 

@@ -21,7 +21,7 @@ from tests.trt.helpers import net
 def test_without_the_packages():
     said = refusals.without("tensorrt", ("tensorrt", "torch_tensorrt"), _ALSO_FX2TRT)
     assert "reason='tensorrt is not installed'" in said
-    expected = "'tensorrt' cannot run here: tensorrt is not installed. To mend it: "
+    expected = "'tensorrt' cannot run here: tensorrt is not installed. To fix it: "
     assert expected + "pip install 'dynamo-backends[tensorrt]'" in said
     expected = "'fx2trt' cannot run here: torch_tensorrt is not installed ('tensorrt' needs "
     assert expected in said
@@ -70,7 +70,9 @@ def test_other_versions(monkeypatch: pytest.MonkeyPatch, version: str):
     install(monkeypatch, 11)
     monkeypatch.setattr(sys.modules["tensorrt"], "__version__", version)
     found = dynamo_backends.get_backend("tensorrt").availability()
-    assert found.reason == f"tensorrt {version} is not between 10.14 and 11.x"
+    assert (
+        found.reason == f"tensorrt {version} is not supported; install a version from 10.14 to 11.x"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")

@@ -106,7 +106,7 @@ def test_a_refused_weight_is_an_error_and_never_an_old_result(
     with torch.no_grad():
         model[0].weight.mul_(2)
         torch.testing.assert_close(run(x), model(x))
-    assert "TensorRT cannot take new weights" in report.runtime_fallbacks[0]
+    assert "TensorRT cannot refit the engine with new weights" in report.runtime_fallbacks[0]
 
 
 def test_weights_that_are_no_floating_point_numbers(double: Machine):

@@ -194,7 +194,7 @@ class TestTheDouble:
 
     def test_an_unknown_name(self, double: Machine):
         engine, x, y = self.engine()
-        with pytest.raises(RuntimeError, match="refuses the memory of 'z'"):
+        with pytest.raises(RuntimeError, match="rejects the memory of 'z'"):
             self.run(engine, ("x", x), ("z", y))
 
     def test_another_stream(self, double: Machine):

@@ -34,7 +34,7 @@ print("tvm" in sys.modules, [k for k, v in state().items() if v != before[k]])
 def test_the_package_is_missing():
     said = refusals.without("tvm", ("tvm",))
     assert "reason='apache-tvm is not installed'" in said
-    expected = "'tvm' cannot run here: apache-tvm is not installed. To mend it: "
+    expected = "'tvm' cannot run here: apache-tvm is not installed. To fix it: "
     assert expected + "pip install 'dynamo-backends[tvm]'" in said
 
 
@@ -60,7 +60,7 @@ def test_wrong_options(options: dict[str, object], text: str):
 
 
 def test_tensors_on_another_device():
-    text = "tvm reads tensors on the CPU, and an input is on cuda"
+    text = "tvm supports only CPU tensors, but an input is on cuda"
     refusals.tensor_is_refused("tvm", "cuda", text)
 
 

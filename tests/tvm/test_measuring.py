@@ -149,7 +149,7 @@ def test_integers_are_not_made_up(dtype: str, known: bool):
 
 def test_a_worker_says_what_is_wrong():
     worker = Worker()
-    assert "no function is open" in worker.answer({"do": "attempt"})["problem"]
+    assert "no function is being tuned" in worker.answer({"do": "attempt"})["problem"]
     request = {"do": "open", "function": MATMUL, "inputs": 2, "threads": 1, "seed": 1}
     answer = worker.answer({**request, "expected": "other"})
-    assert "TVM does not read what it has written" in answer["problem"]
+    assert "TVM cannot read the program that it has written" in answer["problem"]

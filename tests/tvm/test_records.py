@@ -49,7 +49,7 @@ def test_a_damaged_record_is_dropped_with_a_warning(length: int, caplog: pytest.
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"[]", "it has not the format 1"),
+        (b"[]", "it does not have the format 1"),
         (b'{"format": 1}', "'mark' is missing or wrong"),
         (RECORD.to_bytes().replace(b'"00ff"', b"3"), "'mark' is missing or wrong"),
         (RECORD.to_bytes().replace(b"1.5", b'"fast"'), "could not convert string to float"),

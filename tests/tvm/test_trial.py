@@ -27,11 +27,11 @@ def reasons(fn: Any, *inputs: Tensor) -> dict[str, str]:
     [
         (torch.special.bessel_j0, torch.rand(4), "TVM's importer has no conversion of it"),
         (lambda x: x * 2, torch.rand(4).cfloat(), "TVM does not compute with torch.complex64"),
-        (lambda x: x // x, torch.tensor([5, -3]), "an integer divided by zero"),
+        (lambda x: x // x, torch.tensor([5, -3]), "an integer division by zero"),
         (
             lambda x: F.max_pool3d(x, (1, 2, 2), return_indices=True),
             torch.ones(1, 1, 2, 4),
-            "its conversion gives the first result alone",
+            "its conversion returns only the first result",
         ),
     ],
     ids=["no conversion", "complex", "division", "positions"],

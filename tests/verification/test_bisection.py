@@ -109,7 +109,7 @@ def test_explain_names_the_operator_on_request(bisect: bool):
     )
     (report,) = explanation.reports
     (text,) = report.runtime_fallbacks
-    where = "the smallest part that is wrong: aten.tanh.default, at "
+    where = "the smallest wrong part: aten.tanh.default, at "
     assert (where in text) == bisect
     assert ("y = (x * 2 + 1).tanh(): output 0 differs" in text) == bisect
     assert text.split(" ")[0] == "openxla"
@@ -131,4 +131,4 @@ def test_the_command_line_bisects(tmp_path: Any, capsys: pytest.CaptureFixture[s
     (tmp_path / "model.py").write_text(MODEL)
     model = f"{tmp_path / 'model.py'}:make"
     assert main(["explain", model, "--bisect", "--json", "--option", "cache=False"]) == 0
-    assert "the smallest part that is wrong: aten.tanh.default" in capsys.readouterr().out
+    assert "the smallest wrong part: aten.tanh.default" in capsys.readouterr().out

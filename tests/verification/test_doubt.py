@@ -228,7 +228,7 @@ def test_calls_that_reach_other_processes_are_not_made_twice():
     reduce = torch.ops._c10d_functional.wait_tensor.default
     node.target = reduce
     outcome = Comparison(graph)(lambda: [x], (x,))
-    assert outcome.unverified == f"{reduce} talks to other processes"
+    assert outcome.unverified == f"{reduce} communicates with other processes"
 
 
 @pytest.mark.parametrize("saves", [False, True])

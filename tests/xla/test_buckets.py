@@ -253,13 +253,13 @@ def test_named_bounds():
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ((4, 4), r"each larger than the one before it, not \(4, 4\)"),
+        ((4, 4), r"an increasing list of positive integers, not \(4, 4\)"),
         ([0], "positive integers"),
         ([True], "positive integers"),
         (["8"], "positive integers"),
-        ({"x": [4]}, r"names inputs and their dimensions, .* not \{'x': \[4\]\}"),
-        ({"x": {"0": [4]}}, "a dimension of 'x' is an integer, not '0'"),
-        ({"x": {0: [8, 4]}}, "bounds of dimension 0 of 'x' are a list"),
+        ({"x": [4]}, r"must map input names to dimensions, .* not \{'x': \[4\]\}"),
+        ({"x": {"0": [4]}}, "a dimension of 'x' must be an integer, not '0'"),
+        ({"x": {0: [8, 4]}}, "bounds of dimension 0 of 'x' must be an increasing list"),
         (8, "option 'buckets' of openxla must be tuple or list or dict"),
     ],
 )

@@ -112,7 +112,7 @@ def test_python_runs_at_every_step_from_the_first_one_on() -> None:
     compare("left", found, expected)
     assert (step.eager_steps, step.refusals) == (0, {})
     assert step.compilations == 2  # with and without the third step's penalty
-    with pytest.raises(SaveError, match="it is spread over a mesh"):
+    with pytest.raises(SaveError, match="it uses a mesh"):
         step.snapshot()
 
 
@@ -253,6 +253,6 @@ def test_transforms_of_functions_are_a_part_of_the_program() -> None:
 
 
 def test_what_no_program_holds_is_refused_with_its_line() -> None:
-    text = r"calls .*, whose result depends on values at .*test_training"
+    text = r"calls .*, whose result depends on tensor values at .*test_training"
     with pytest.raises(StepCaptureError, match=text):
         trained(selects_rows, 1, mesh={"data": 2})

@@ -173,10 +173,10 @@ def test_what_does_not_know_of_the_mesh_is_refused():
     x, y = batch()
     step(x, y)
     plain = compile_step(trainer(model, optimizer), model=model, optimizer=optimizer)
-    with pytest.raises(DeviceError, match="Give compile_step the mesh"):
+    with pytest.raises(DeviceError, match="Pass the mesh to compile_step"):
         plain(x, y)
     run = torch.compile(model, backend="openxla")
-    with torch.no_grad(), pytest.raises(Exception, match="bring it back with"):
+    with torch.no_grad(), pytest.raises(Exception, match="move it back with"):
         run(x)
 
 
@@ -247,7 +247,7 @@ def test_the_report_says_where_everything_is():
     assert report.argument_bytes > first.bytes
     assert reports[0].to_dict()["mesh"]["parameters"][0]["name"] == "model.0.weight"
     lines = str(report).splitlines()
-    assert lines[0] == "on a mesh (data=4, model=2); on each device:"
+    assert lines[0] == "on a mesh (data=4, model=2), for each device:"
     assert "  model.0.weight float64[16, 8]: Shard(0) over model, 512 B" in lines
     assert any(line.startswith("  all-reduce: ") for line in lines)
 

@@ -42,7 +42,9 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def test_devices_are_those_of_this_process(pod: list[Any]):
     assert [open_device("tpu", i).handle.id for i in range(2)] == [2, 3]
-    with pytest.raises(DeviceError, match="XLA sees 2 tpu devices, not number 2"):
+    with pytest.raises(
+        DeviceError, match="XLA finds 2 tpu devices, so there is no device number 2"
+    ):
         open_device("tpu", 2)
 
 

@@ -90,7 +90,9 @@ def test_replicas_parts_and_scaled_losses_are_ddps(tmp_path: Path):
         for said in started.finish():
             lines = dict(x.split(": ", 1) for x in said.splitlines() if ": " in x)
             assert lines["evaluated"] == "(6, 4)"
-            assert "has a communication hook (register_comm_hook). Steps on" in lines["hook"]
-            assert "averages over some of the processes" in lines["group"]
-            assert "batch norms whose statistics are of each process's part" in lines["norm"]
-            assert "For 'fsdp' pass the module itself." in lines["kind"]
+            assert "has a communication hook (register_comm_hook). compile_step" in lines["hook"]
+            assert "averages over a subset of the processes" in lines["group"]
+            assert (
+                "batch norm layers that compute statistics on each process's part" in lines["norm"]
+            )
+            assert "For parallel='fsdp' pass model.module." in lines["kind"]

@@ -300,5 +300,5 @@ def test_other_backends_refuse_steps_of_what_lives_elsewhere(device: RemoteDoubl
         optimizer.step()
 
     step = compile_step(train, model=model, optimizer=optimizer, backend="inductor")
-    with pytest.raises(StepDeviceError, match="was given tensors on remote:0"):
+    with pytest.raises(StepDeviceError, match="was called with tensors on remote:0"):
         step(torch.ones(1, 2))

@@ -290,7 +290,7 @@ def test_other_backends_get_contents_on_the_host(device: RemoteDouble):
 def test_other_compilers_refuse_what_they_would_misread(device: RemoteDouble):
     made = compiled(lambda t: t + 1)(there(torch.randn(3)))
     run = torch.compile(lambda t: t * 3, backend="aot_eager")
-    with pytest.raises(Exception, match="tensors on remote:0 were given to a graph of a compiler"):
+    with pytest.raises(Exception, match="tensors on remote:0 were passed to a graph of a backend"):
         run(made)
 
 
@@ -330,7 +330,7 @@ def test_failures_surface_where_contents_are_read(device: RemoteDouble):
 
 
 def test_unknown_devices_are_refused():
-    with pytest.raises(DeviceError, match=r"to_device takes 'cpu', 'tpu'.*not 'gpu'"):
+    with pytest.raises(DeviceError, match=r"to_device supports 'cpu', 'tpu'.*not 'gpu'"):
         to_device(torch.ones(1), "gpu")
     text = "option 'device' of openxla must be one of 'auto', 'cpu'"
     with pytest.raises(OptionError, match=text):

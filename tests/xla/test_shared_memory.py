@@ -118,7 +118,9 @@ def test_conjugates_that_share_are_refused(device: RemoteDouble):
     model = nn.Module()
     model.register_buffer("plain", torch.randn(3, dtype=torch.complex64))
     model.register_buffer("conjugate", model.plain.conj())
-    with pytest.raises(DeviceError, match=r"shares memory with another one .* resolve_conj\(\)"):
+    with pytest.raises(
+        DeviceError, match=r"shares storage with another tensor .* resolve_conj\(\)"
+    ):
         to_device(model, "remote")
     model.conjugate = copy.deepcopy(model.conjugate).resolve_conj()
     to_device(model, "remote")

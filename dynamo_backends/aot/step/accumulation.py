@@ -95,8 +95,9 @@ class StepCall:
         size, rest = divmod(tensor.shape[0], self._parts)
         if rest or not size:
             raise StepCaptureError(
-                f"accumulate={self._parts} needs batches that it divides, got a tensor of shape "
-                f"{list(tensor.shape)}. Use another batch size, or another value of accumulate."
+                f"accumulate={self._parts} does not divide the first dimension of a batch tensor "
+                f"of shape {list(tensor.shape)}. Use a batch size that is divisible by accumulate, "
+                "or change accumulate."
             )
         return tensor[self._part * size : (self._part + 1) * size]
 

@@ -101,7 +101,7 @@ def compile_step(
     if precision == "bf16":
         function = in_bfloat16(function, models, optimizers)
     if python == "frozen" and (spread is not None or replicas):
-        raise OptionError('python="frozen" does not spread steps over a mesh; use "replay".')
+        raise OptionError('python="frozen" does not support mesh. Pass python="replay".')
     if replicas:
         function = wrap_to_bypass_ddp(function)
     definition = Definition(function, models, optimizers, accumulate, spread)
@@ -123,8 +123,8 @@ def _check_arguments(fallback: str, accumulate: int, mesh: Any, python: str) -> 
         raise OptionError(f"accumulate must be a positive integer, not {accumulate!r}")
     if mesh is not None and fallback == "split":
         raise OptionError(
-            'mesh cannot be combined with fallback="split": the parts that run in eager '
-            "would run on one device."
+            'mesh cannot be combined with fallback="split", because parts that run in eager would '
+            'run on one device only. Pass fallback="error", or remove mesh.'
         )
 
 

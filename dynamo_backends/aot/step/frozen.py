@@ -83,17 +83,17 @@ class _Observation:
     def difference(self, other: "_Observation") -> str:
         """Returns what another call has done in another way, besides numbers of optimizers."""
         if self.node is not other.node or self.trie is not other.trie:
-            return "goes another way at each call"
+            return "takes a different code path at each call"
         for index, value in self.values.items():
             if index not in other.values or repr(other.values[index]) != repr(value):
                 line = self._line_of(numbers_in, index)
-                return f"uses a number of Python that changes from call to call at {line}"
+                return f"uses a Python scalar that changes from call to call at {line}"
         for number, source in self.inputs.items():
             if not self._is_same(number, source, other):
                 line = self._line_of(Entry.mentioned, number)
-                return f"uses a tensor that is another one at each call at {line}"
+                return f"uses a different tensor at each call at {line}"
         if not self.result.is_like(other.result):
-            return "returns something else at each call"
+            return "returns a different result structure at each call"
         return ""
 
     def _is_same(self, number: int, source: Source, other: "_Observation") -> bool:
@@ -145,7 +145,7 @@ class _Kind:
         self.runs = 0
         self.before: _Observation | None = None
         self.free: set[int] = set()
-        self.reason = "goes another way at each call"
+        self.reason = "takes a different code path at each call"
 
 
 class FrozenStep(Step):
@@ -170,7 +170,7 @@ class FrozenStep(Step):
         if kind is None:
             return super()._call(args, kwargs)
         if not self._state.ids.keys().isdisjoint(map(id, arguments)):
-            self._refuse_call("gets a parameter, or another tensor that lives on, as an argument")
+            self._refuse_call("gets a parameter or other persistent tensor as an argument")
             return super()._call(args, kwargs)
         for i, call in enumerate(kind.calls):
             try:
@@ -230,7 +230,9 @@ class FrozenStep(Step):
                 kind.before = None
             elif self._read_settings() != before:
                 kind.before = None
-                kind.reason = "changes a setting of an optimizer, as a scheduler does"
+                kind.reason = (
+                    "changes an optimizer setting, for example through a learning rate scheduler"
+                )
             elif now.program is not None:
                 self._compare(kind, now)
             else:
@@ -259,8 +261,9 @@ class FrozenStep(Step):
         kind.free.update(i for i, (a, b) in enumerate(pairs) if type(a) is type(b) and a != b)
         if now.line:
             log.warning(
-                "A step keeps a tensor in Python that it computes at %s, and it stays what it is: "
-                'with python="frozen" Python does not run any more.', now.line,
+                'A step stores a tensor in a Python object at %s. With python="frozen" Python does '
+                "not run again, so the stored tensor is not updated. Return the tensor, or pass "
+                'python="replay".', now.line,
             )  # fmt: skip
         sources = now.sources(before, self._state.inventory.tensors)
         call = FrozenCall(
@@ -301,7 +304,7 @@ class FrozenStep(Step):
         try:
             result = Result(result, source_of_result)
         except NotComparable as error:
-            self._refuse_call(f"returns an object that cannot be made again ({error})")
+            self._refuse_call(f"returns an object that cannot be reconstructed ({error})")
             return
         inputs = {n: self._source(segment, x) for n, x in segment.bound.items()}
         others = {n: s.value for n, s in inputs.items() if s.kind == "constant"}
@@ -359,15 +362,22 @@ class FrozenStep(Step):
 
     def note_value(self, func: Any, line: Callable[[], str]) -> None:
         """See `SegmentRunner.note_value`."""
-        name = func if isinstance(func, str) else f"needs a value in Python ({name_of(func)})"
+        name = (
+            func
+            if isinstance(func, str)
+            else (f"needs the value of a tensor in Python ({name_of(func)})")
+        )
         self._refuse_call(f"{name} at {line()}")
 
     def _refuse_call(self, reason: str) -> None:
-        text = f'the step {reason}, and with python="frozen" Python does not run at each call'
+        text = f'the step {reason}, but with python="frozen" Python does not run at each call'
         if self._programs.raises:
             raise StepCaptureError(f'{text}. Pass python="replay".')
         if reason not in self.refusals:
-            log.warning("%s: it runs at such calls.", text.capitalize())
+            log.warning(
+                '%s. Python runs at these calls. Pass python="replay" to remove this warning.',
+                text[0].upper() + text[1:],
+            )
         self.refusals[reason] = reason
 
 

@@ -101,7 +101,8 @@ class SegmentRunner:
         """
         if self._programs.definition.parallel is not None:
             raise StepCaptureError(
-                "a part of the step would have to run in eager, which no step on a mesh can."
+                "a part of the step would run in eager, which is not supported on a mesh. Remove "
+                "mesh, or change the step so that it compiles as a whole."
             )
         trie, node = segment.trie, segment.node
         held = segment.held()
@@ -117,11 +118,11 @@ class SegmentRunner:
         text = f"the step {reason} at {line}"
         if self._programs.raises:
             raise StepCaptureError(
-                f'{text}, which no program of a step holds yet. Pass fallback="split" to run the '
+                f'{text}, which compile_step does not support. Pass fallback="split" to run the '
                 "rest of such a call in eager."
             )
         if line not in self.refusals:
-            log.warning("%s: from there on it runs in eager.", text.capitalize())
+            log.warning("%s. The rest of the step runs in eager.", text[0].upper() + text[1:])
         self.refusals[line] = reason
 
     def note_value(self, func: Any, line: Callable[[], str]) -> None:

@@ -98,22 +98,25 @@ class Snapshot:
     def _reasons(self) -> Iterator[str]:
         recording = self.recording
         if self.definition.parallel is not None:
-            yield "it is spread over a mesh"
+            yield "it uses a mesh"
         if self.backend.home is not None:
-            yield f"its state lives on the {self.backend.home}"
+            yield f"its state is on the device {self.backend.home}"
         if any(t.device.type != "cpu" for t in (*self.tensors, *self.constants)):
-            yield "its tensors are not on the CPU"
+            yield "its tensors are not on the CPU; move the model to the CPU"
         if self.program.prefers_eager or self.program.comparison is not None:
-            yield f"{self.backend.name} takes its steps in eager, or has not yet decided"
+            yield (
+                f"{self.backend.name} runs it in eager or is still comparing it with eager; call "
+                "the step again before saving"
+            )
         yield from self._reasons_of_gradients()
         if recording.aliases.bases:
-            yield f"tensors of it share memory ({', '.join(recording.aliases.names)})"
+            yield f"some of its tensors share storage ({', '.join(recording.aliases.names)})"
         if any(x.is_meta or x.is_sparse for x in self.tensors):
-            yield "a tensor of it is sparse, or has no contents"
+            yield "one of its tensors is sparse or a meta tensor"
         if any(any(True for _ in answer.term.living()) for answer in recording.answers):
-            yield "a setting that is a tensor decides what it does"
+            yield "its control flow depends on an optimizer setting that is a tensor"
         for node in filter(is_random, self.graph.calls):
-            yield f"{node.target} draws random numbers that depend on what the step computes"
+            yield f"{node.target} draws random numbers in a way that depends on computed values"
 
     def _reasons_of_gradients(self) -> Iterator[str]:
         recording = self.recording
@@ -124,11 +127,11 @@ class Snapshot:
         found += [i for _, i in recording.gradients if i not in recording.entering]
         for i in found:
             yield (
-                f"it adds to the gradient of {self.slots[i].name} that the step before has left. "
-                "Call optimizer.zero_grad(), which sets it to None, in the function"
+                f"it accumulates into the gradient of {self.slots[i].name} that the previous step "
+                "left. Call optimizer.zero_grad() in the function"
             )
         if recording.batch_gradients or recording.batch_with_gradient:
-            yield "it leaves gradients of its arguments; pass them detached"
+            yield "it leaves gradients on its arguments; pass them detached"
 
 
 class LastCall(NamedTuple):
@@ -151,7 +154,7 @@ class LastCall(NamedTuple):
     is_followed: bool
 
 
-_ANOTHER = "the next step would be another one: {}. Take it, and save then."
+_ANOTHER = "the next call would run a different program: {}. Call the step once more before saving."
 
 
 @dataclass(frozen=True)
@@ -217,8 +220,8 @@ def _parameters_of(call: LastCall, inventory: Inventory) -> _Parameters:
     segment, trie = call.segment, call.segment.trie
     if call.held is None and not segment.note_inputs():
         raise SaveError(
-            "the step cannot be saved: it reads a tensor that is no argument and was made while it "
-            "ran. Pass it as an argument."
+            "the step cannot be saved: it reads a tensor that is not an argument and was created "
+            "during the call. Pass it as an argument."
         )
     path = segment.node.path()
     mentioned = {n for entry in path for n in entry.mentioned()}
@@ -226,9 +229,14 @@ def _parameters_of(call: LastCall, inventory: Inventory) -> _Parameters:
     arguments = [x for x in flatten_batch(call.arguments)[0] if isinstance(x, Tensor)]
     lives = set(map(id, inventory.tensors))
     if any(id(x) in lives for x in arguments):
-        raise SaveError("the step cannot be saved: an argument is a parameter, buffer or state.")
+        raise SaveError(
+            "the step cannot be saved: an argument is a parameter, buffer or optimizer state. Do "
+            "not pass tensors that the model or optimizer holds."
+        )
     if any(trie.kinds[n] == "slot" and id(trie.values[n]) not in lives for n in mentioned):
-        raise SaveError(_ANOTHER.format("parameters, buffers or state are other tensors"))
+        raise SaveError(
+            _ANOTHER.format("parameters, buffers or optimizer state were replaced by other tensors")
+        )
     numbers = [segment.number_of(x) for x in arguments]
     others = [n for n in sorted(mentioned.difference(numbers)) if trie.kinds[n] == "input"]
     for number in others:
@@ -247,14 +255,14 @@ def _check_constant(call: LastCall, number: int, path: Sequence[Entry]) -> None:
     line = next((e.line for e in path if number in e.mentioned()), "its end")
     if trie.made_at:
         raise SaveError(
-            f"the step cannot be saved: it makes tensors of data in Python, at {trie.made_at}. "
+            f"the step cannot be saved: it creates tensors from Python data at {trie.made_at}. "
             "Pass them as arguments."
         )
     is_old = call.before is not None and call.before.has_had(number, trie.values[number])
     if not is_old or not trie.is_held(number):
         raise SaveError(
-            f"the step cannot be saved: it reads a tensor that is no argument, at {line}, and that "
-            "may be another one at each call. Pass it as an argument."
+            f"the step cannot be saved: it reads a tensor at {line} that is not an argument and "
+            "may be a different tensor at each call. Pass it as an argument."
         )
 
 
@@ -263,27 +271,24 @@ def _reasons(call: LastCall) -> Iterator[str]:
     path = segment.node.path()
     reads = [entry.line for entry in path if entry.kind == "read"]
     if trie.line or reads:
-        yield f"Python needs a value in the middle of it, at {trie.line or reads[0]}"
+        yield f"Python needs the value of a tensor during the step, at {trie.line or reads[0]}"
     if trie.read_at:
-        yield f"Python reads a tensor, at {trie.read_at}"
+        yield f"Python reads the value of a tensor, at {trie.read_at}"
     if any(entry.kind == "optimizer" and entry.args.items for entry in path):
-        yield "it uses a GradScaler, whose state lives in Python"
+        yield "it uses a GradScaler, whose state is in Python"
     for entry in path:
         given = (*leaves(entry.args), *leaves(entry.kwargs))
         if any(type(leaf) is Number for leaf in given):
-            yield (
-                f"it computes with a number in Python that changes, at {entry.line}. Pass it as a "
-                "tensor"
-            )
+            yield (f"it uses a Python scalar that changes, at {entry.line}. Pass it as a tensor")
     foreign = next((x for x in leaves(call.result) if type(x) is _Foreign), None)
     if foreign is not None:
         yield (
-            f"it returns a {foreign.kind}: valid are tensors and numbers in lists, tuples and dicts"
+            f"it returns a {foreign.kind}; return tensors and numbers in lists, tuples and dicts"
         )
     yield from _left_behind(call, path)
     tensors = [x for x in flatten_batch(call.arguments)[0] if isinstance(x, Tensor)]
     if shared_memory(tensors):
-        yield "arguments of it share memory"
+        yield "some of its arguments share storage"
 
 
 def _left_behind(call: LastCall, path: Sequence[Entry]) -> Iterator[str]:
@@ -291,7 +296,10 @@ def _left_behind(call: LastCall, path: Sequence[Entry]) -> Iterator[str]:
     held = call.segment.alive() if call.held is None else call.held
     for number in set(held).difference(refs(call.result)):
         line = next((e.line for e in path if number in e.made), "an unknown line")
-        yield f"it leaves a tensor in Python, which was computed at {line}. Return it instead"
+        yield (
+            f"a tensor computed at {line} is still referenced from Python after the call. Return "
+            "it instead"
+        )
 
 
 def _results(
@@ -344,8 +352,9 @@ def snapshot_of(
     strange = next((o for o in definition.optimizers if not is_one_entry(o)), None)
     if strange is not None:
         raise SaveError(
-            f"the step cannot be saved: {type(strange).__name__} is no optimizer of "
-            "torch.optim, and its numbers are constants of the program."
+            f"the step cannot be saved: {type(strange).__name__} is not an optimizer of "
+            "torch.optim, so its Python scalars are constants of the program. Use an optimizer of "
+            "torch.optim."
         )
     parameters = _parameters_of(call, inventory)
     if _settings_changed(path, programs.settings):
@@ -393,7 +402,8 @@ def _check_constants(graph: Graph, parameters: _Parameters, names: Sequence[str]
     for name, given in zip(names, graph.inputs, strict=False):
         if name in written and given.updated_by is not None:
             raise SaveError(
-                "the step cannot be saved: it writes to a tensor that is of no model or optimizer."
+                "the step cannot be saved: it writes to a tensor that does not belong to a model "
+                "or optimizer. Register it as a buffer of the model."
             )
 
 

@@ -94,7 +94,7 @@ class Step(SegmentRunner):
         """Hands the function to `torch.compile`, or raises if parts are not wanted."""
         if self._programs.raises:
             raise error
-        log.warning('%s torch.compile runs the step in parts (fallback="split").', error)
+        log.warning('%s torch.compile compiles the step in parts (fallback="split").', error)
         name, backend = self._state.backend.name, None
         if name not in TORCHS:
             backend = compiler(name, **(self._options or {}))
@@ -108,8 +108,8 @@ class Step(SegmentRunner):
             TypeError: Always; the message says what to do.
         """
         raise TypeError(
-            "a compiled step can be neither copied nor pickled: it is bound to its model and "
-            "optimizer. Copy those, and call dynamo_backends.compile_step for the copies."
+            "a compiled step cannot be copied or pickled, because it is bound to its model and "
+            "optimizer. Copy these, and call dynamo_backends.compile_step for the copies."
         )
 
     @property
@@ -266,8 +266,8 @@ class Step(SegmentRunner):
         self.divergences = [*self.divergences[1 - MANY :], line]
         if self.divergences.count(line) == MANY:
             log.warning(
-                "A step has gone another way than all calls before it %d times, at %s: such calls "
-                "run in eager. Pass what changes at each step as a tensor or a float.", MANY, line,
+                "A step took a new code path %d times, at %s. Such calls run in eager. Pass values "
+                "that change at each step as tensors or floats.", MANY, line,
             )  # fmt: skip
             self.divergences.clear()
 
@@ -316,7 +316,7 @@ class Step(SegmentRunner):
         if self.is_split:
             raise SaveError("the step cannot be saved: torch.compile runs it in parts.")
         if call is None:
-            raise SaveError("there is no compiled step; take one, and save it then.")
+            raise SaveError("there is no compiled step yet. Call the step once before saving.")
         with self._lock:
             self._refresh()
             return snapshot_of(call, self._programs, self._options or {}, self.refusals)

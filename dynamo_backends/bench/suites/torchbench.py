@@ -28,7 +28,7 @@ def torchbench(path: str, batch: int | None = None) -> list[ModelCase]:
     """
     folder = Path(path) / "torchbenchmark" / "models"
     if not path or not folder.is_dir():
-        where = f"{path!r} is no checkout of TorchBench" if path else "--path is missing"
+        where = f"{path!r} is not a TorchBench checkout" if path else "--path is missing"
         raise ModelError(f"{where}. Run `{_CLONE}` and name it by --path CHECKOUT.")
     names = sorted(p.parent.name for p in folder.glob("*/__init__.py"))
     return [_case(str(Path(path).resolve()), name, batch) for name in names]

@@ -74,7 +74,7 @@ def inference_mode(subject: Subject) -> None:
     module, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
     with torch.inference_mode():
         result = subject.compile(module)(x)
-        ensure(result.is_inference(), "the result is no inference tensor")
+        ensure(result.is_inference(), "the result is not an inference tensor")
         assert_close(result, module(x))
 
 

@@ -47,7 +47,10 @@ def div_mode(x: Operand, y: Operand, *, rounding_mode: str | None) -> Value:
         return _floor_divide(x, y)
     if not _is_float(x, y):
         if rounding_mode is None:
-            raise Unsupported("integers are divided as floating-point numbers")
+            raise Unsupported(
+                "torch divides integers as floating-point numbers, which this lowering does not "
+                "support"
+            )
         _check_divisor(y)
         return of_pair("div")(x, y)
     ratio = of_pair("div")(x, y)
@@ -141,7 +144,7 @@ def _ones(x: Value) -> Value:
 
 def _integer_power(x: Value | Number, exponent: Value | Number) -> Value:
     if not isinstance(x, Value) or not isinstance(exponent, int) or not 0 <= exponent <= 8:
-        raise Unsupported("nvFuser's integer powers are left to eager, but for small constants")
+        raise Unsupported("integer powers are supported for constant exponents from 0 to 8 only")
     if x.dtype == torch.bool:
         raise Unsupported("powers of booleans are left to eager")
     result = _ones(x)

@@ -39,7 +39,7 @@ def moments(x: Value, over: Sequence[int]) -> tuple[Value, Value]:
         Unsupported: There is but one element along them.
     """
     if x.elements(over) < 2:
-        raise Unsupported("it normalises single elements")
+        raise Unsupported("it normalizes over a single element")
     var, mean = x.recorder.var_mean(x, over, 0, keepdim=True)
     return var, mean
 

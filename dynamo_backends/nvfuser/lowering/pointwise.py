@@ -238,7 +238,7 @@ def signbit(x: Value) -> Value:
 @register_lowering("nextafter.default")
 def nextafter(x: Value, y: Value) -> Value:
     if compute_dtype(x.dtype) != x.dtype:
-        raise Unsupported("the neighbour of a half is none in float32")
+        raise Unsupported("nextafter for float16 and bfloat16 cannot be computed in float32")
     return x.binary("nextafter", y)
 
 
@@ -264,6 +264,6 @@ def _bounded(x: Value, op: str, bound: Operand) -> Value:
     if isinstance(bound, Value):
         return x.binary(op, bound)
     if bound != bound:
-        raise Unsupported("a bound is NaN")
+        raise Unsupported("a clamp bound is NaN")
     beyond = x < bound if op == "maximum" else x > bound
     return beyond.where(bound, x)

@@ -87,9 +87,11 @@ def variance(
     correction = 1 if correction is None else correction
     count = x.elements(dims)
     if correction != int(correction) or correction < 0:
-        raise Unsupported(f"nvFuser's variance has no correction of {correction}")
+        raise Unsupported(f"nvFuser's variance does not support correction={correction}")
     if count <= max(correction, 1):
-        raise Unsupported("there are no more elements than the correction of the variance")
+        raise Unsupported(
+            "the number of elements is not larger than the correction of the variance"
+        )
     return x.recorder.var_mean(widen(x), dims, int(correction), keepdim)
 
 

@@ -226,4 +226,4 @@ def _conform(result: Any, promised: Any) -> Any:
             None if r is None or not isinstance(p, Tensor) else _conform(r, p)
             for r, p in zip(result, promised, strict=True)
         )
-    raise Unsupported("its result is no tensor")
+    raise Unsupported("its result is not a tensor")

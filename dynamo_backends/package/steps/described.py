@@ -35,8 +35,8 @@ def inner_of(name: str) -> Backend | None:
         return None
     if name == "autotune":
         raise SaveError(
-            f"steps of {name} cannot be saved: they have more than one program. Compile the step "
-            'with backend="openxla", "inductor" or "aot_eager".'
+            f"steps of {name} cannot be saved, because they have more than one program. Compile "
+            'the step with backend="openxla", "inductor" or "aot_eager".'
         )
     return backend_of(name)
 
@@ -120,7 +120,7 @@ class Described:
         updates = [x.updated_by for x in self.inputs if x.updated_by is not None]
         right = parts == inputs == len(self.inputs) and inputs + results == len(self.values)
         if not right or updates != list(range(len(updates))) or len(updates) > results:
-            raise PackageError("the step's graph and the list of its inputs differ")
+            raise PackageError("the graph of the step and the list of its inputs do not match")
 
     @property
     def living(self) -> list[Spec]:
@@ -190,8 +190,8 @@ class Described:
         for tensor, spec in zip(drawn, specs, strict=True):
             if (tensor.dtype, tuple(tensor.shape)) != (spec.dtype, spec.shape):
                 raise PackageError(
-                    f"random numbers are {tensor.dtype} and were {spec.dtype}; set "
-                    "torch.set_default_dtype as it was when the step was saved."
+                    f"random numbers have dtype {tensor.dtype}, but the step was saved with "
+                    f"{spec.dtype}. Set torch.set_default_dtype as it was when the step was saved."
                 )
         return drawn
 
@@ -213,9 +213,9 @@ class Described:
             if CONVERSIONS[convert](term) != value:
                 given = ", ".join(f"{self._number_name(i)} = {numbers[i]}" for i in about)
                 raise PackageError(
-                    f"with {given} the function computes something else than what was saved (as "
-                    "where it asks whether a number is 0). Save a step that was taken with this "
-                    "value."
+                    f"with {given} the saved function takes a different branch (for example, "
+                    "because it checks whether a number is 0). Save a step that was called with "
+                    "this value."
                 )
 
     def _number_name(self, number: int) -> str:

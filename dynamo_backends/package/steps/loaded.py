@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from dynamo_backends.capture.explanation import Explanation
 
 
-OUT_OF_RANGE = "a position or a class in the arguments is out of range; nothing has changed"
+OUT_OF_RANGE = (
+    "an index or class label in the arguments is out of range; parameters and optimizer state are "
+    "unchanged"
+)
 
 
 class LoadedStep:
@@ -78,9 +81,9 @@ class LoadedStep:
             TypeError: Always; the message says what to do.
         """
         raise TypeError(
-            "a loaded training step can be neither copied nor pickled: its state is in the "
-            "runtime's memory. Load the package again with dynamo_backends.load_step, and give it "
-            "this one's state: load_state_dict(step.state_dict())."
+            "a loaded training step cannot be copied or pickled, because its state is in the "
+            "runtime's memory. Load the package again with dynamo_backends.load_step, and call "
+            "load_state_dict(step.state_dict()) on the new step."
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +178,9 @@ class LoadedStep:
         """
         known = self._described.states
         if not state or not known.keys() >= state.keys():
-            raise PackageError(f"a state has {' and '.join(known)}, not {sorted(state)}")
+            raise PackageError(
+                f"a state dict must have the keys {' and '.join(known)}, not {sorted(state)}"
+            )
         found: list[Found] = []
         for key, value in state.items():
             nodes = known[key]
@@ -239,7 +244,7 @@ class _Group(MutableMapping[str, Any]):
         self._step._take(list(match_leaves(self._nodes[key], value, f"{self._name}[{key!r}]")))
 
     def __delitem__(self, key: str) -> None:
-        raise PackageError(f"{self._name} of a saved step keeps its entries")
+        raise PackageError(f"entries of {self._name} of a saved step cannot be deleted")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._nodes)

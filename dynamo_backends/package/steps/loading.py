@@ -68,13 +68,13 @@ def load_step(path: str | os.PathLike[str], *, strict: bool = False) -> LoadedSt
         try:
             return _loaded(archive, strict)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise PackageError(f"{path} has an unusable manifest: {brief_error(error)}") from error
+            raise PackageError(f"{path} has an invalid manifest: {brief_error(error)}") from error
 
 
 def _loaded(archive: Archive, strict: bool) -> LoadedStep:
     manifest = archive.manifest
     if manifest.get("kind") != STEP:
-        raise PackageError(f"{archive.path} has a model; load it by dynamo_backends.load.")
+        raise PackageError(f"{archive.path} contains a model. Use dynamo_backends.load.")
     found = Described.of(manifest, json.loads(archive.read(GRAPH)))
     names = [(f"tensor_{i}", spec) for i, spec in enumerate(found.living)]
     # The weights are parts of one memory, and each is to be updated by itself.
@@ -128,22 +128,22 @@ class _Making:
                 reason = brief_error(error)
         if reason and self._strict:
             raise PackageError(
-                f"{self._archive.path} cannot be used as it is: {reason}. strict=True refuses to "
-                "compile it; save the step on this machine."
+                f"the executable in {self._archive.path} cannot be used: {reason}. strict=True "
+                "does not allow compiling it again. Save the step on this machine."
             )
         if reason:
             try:
                 step.program = self._backend.compile(self._described.whole())
-                self._tell("was compiled from its portable form", reason)
+                self._tell("was compiled again from its portable graph", reason)
             except DynamoBackendsError as error:
                 if parsed(inner, self._options).fallback == "error":
                     raise FallbackRefusedError(
-                        f"{self._archive.path} was saved with fallback='error', and {self.backend} "
-                        f"does not take it here: {reason}; {brief_error(error)}"
+                        f"{self._archive.path} was saved with fallback='error', but {self.backend} "
+                        f"cannot compile it on this machine: {reason}; {brief_error(error)}"
                     ) from error
                 step.program = _call_by_call(self._described.whole())
                 step.backend = report.backend = "aot_eager"
-                self._tell("runs call by call", f"{reason}; {brief_error(error)}")
+                self._tell("runs in eager, operator by operator", f"{reason}; {brief_error(error)}")
         keep_count_of(step.program)
         step.program.report_to(report)
         if step.backend == self.backend:
@@ -157,7 +157,7 @@ class _Making:
             return f"{inner.name} cannot run here: {available.reason}"
         manifest = self._archive.manifest
         if not manifest["executables"]:
-            return f"it has no executable of {inner.name}"
+            return f"the package contains no executable of {inner.name}"
         here = described(inner, parsed(inner, self._options))
         return "; ".join(differences(manifest["machine"], here))
 

@@ -56,8 +56,8 @@ def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
     executable = _executable(step, inner, inner is not plain, options)
     if inner is not None and not executable:
         warnings.warn(
-            f"the file has no executable: those of {name} cannot be saved; loading it compiles "
-            "the portable form", UserWarning, stacklevel=3,
+            f"the package contains no executable, because those of {name} cannot be saved; loading "
+            "it compiles the portable graph", UserWarning, stacklevel=3,
         )  # fmt: skip
     names = {part: f"executables/0/{i}.bin" for i, part in enumerate(executable)}
     living = {f"tensor_{i}": t for i, t in enumerate((*step.tensors, *step.constants))}
@@ -164,7 +164,10 @@ def _contents(step: Snapshot) -> dict[str, Any]:
 def _checks(step: Snapshot) -> dict[str, Any]:
     found = calls.checks_to_dict(step.checks)
     if found is None:
-        raise SaveError("the step cannot be saved: a check of its positions has no form in a file.")
+        raise SaveError(
+            "the step cannot be saved: a bounds check of an index cannot be serialized. Please "
+            "report this."
+        )
     return found
 
 
@@ -178,7 +181,7 @@ def _numbers(step: Snapshot) -> tuple[list[float], list[str]]:
         number = next(i for i, g in groups if g is group)
         names.append(f"param_groups[{number}][{key!r}]" + ("" if index is None else f"[{index}]"))
         if type(value) not in (int, float):
-            raise SaveError(f"{names[-1]} is a {type(value).__name__}; make it a Python number.")
+            raise SaveError(f"{names[-1]} is a {type(value).__name__}. Use a Python int or float.")
         values.append(value)
     return values, names
 
@@ -188,8 +191,8 @@ def _draws(step: Snapshot) -> Iterator[str]:
         text = calls.call_to_text(target, args, kwargs)
         if text is None:
             raise SaveError(
-                f"the step draws by {target}, with arguments that a file cannot hold; leave out "
-                "generator=."
+                f"the step draws random numbers by {target} with arguments that cannot be "
+                "serialized. Leave out generator=."
             )
         yield text
 
@@ -209,7 +212,10 @@ def _answers(step: Snapshot, numbers: list[float]) -> dict[str, Any] | None:
     ]
     text = calls.to_text(module.graph)
     if text is None:
-        raise SaveError("the step cannot be saved: what it asks of numbers has no form in a file.")
+        raise SaveError(
+            "the step cannot be saved: a condition on a Python scalar cannot be serialized. Please "
+            "report this."
+        )
     return {"calls": text, "checks": checks}
 
 
@@ -221,7 +227,9 @@ def _terms(answers: Sequence[ScalarGuard], numbers: Tensor) -> list[Tensor]:
 def _batch(step: Snapshot) -> dict[str, Any]:
     """Returns the arguments: a template of `(args, kwargs)`, and what the tensors are like."""
     if any(step.batch.objects):
-        raise SaveError("the step takes objects; give it tensors in lists, tuples and dicts.")
+        raise SaveError(
+            "the step takes objects as arguments. Pass tensors in lists, tuples and dicts."
+        )
     leaves: list[Any] = []
     tensors = 0
     for leaf in step.leaves:
@@ -232,7 +240,8 @@ def _batch(step: Snapshot) -> dict[str, Any]:
             leaves.append(leaf)
         else:
             raise SaveError(
-                f"the step takes a {type(leaf).__qualname__}, which a file cannot hold."
+                f"the step takes a {type(leaf).__qualname__}, which a package cannot contain. Pass "
+                "tensors and numbers in lists, tuples and dicts."
             )
     call = pytree.tree_unflatten(leaves, step.batch.outer)
     return {"template": encoded(call, "arguments", _place), "tensors": tensors}
@@ -248,7 +257,7 @@ def _result(result: Result) -> Any:
         return result.value
     if result.kind == "term":
         if result.value.function is not None:
-            raise SaveError("the step returns a number that it computes; return a tensor.")
+            raise SaveError("the step returns a computed Python scalar. Return a tensor.")
         return _Place({NUMBER: result.value.index})
     return _Place({OUTPUT if result.kind == "output" else TENSOR: result.value})
 
@@ -272,7 +281,8 @@ def _state_of(step: Snapshot, state: Any, what: str) -> dict[str, Any]:
             return _place(value)
         if id(value) not in slots:
             raise SaveError(
-                f"{what} has a tensor that is no parameter, buffer or state of its own."
+                f"{what} has a tensor that is not a parameter, buffer or state of it. Register it "
+                "as a buffer."
             )
         return {TENSOR: slots[id(value)]}
 

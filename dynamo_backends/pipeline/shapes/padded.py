@@ -34,8 +34,8 @@ from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
 
-FORGOTTEN = "a size is used as a number"
-IN_PARTS = "what it is compiled to does not serve smaller sizes"
+FORGOTTEN = "a symbolic size is used as a number"
+IN_PARTS = "its executable does not support smaller sizes"
 
 WASTE = 4
 """Largest ratio of computed to real positions with which a program serves sizes at once."""
@@ -208,7 +208,7 @@ class PaddedPrograms:
         try:
             found = self._find(request)
         except Exception as error:  # these sizes are compiled exactly, and what fails there counts
-            log.debug("no program could be padded", exc_info=True)
+            log.debug("a graph could not be compiled for padded inputs", exc_info=True)
             self.reason, found = brief_error(error), None
         if self.reason and not self._report.exact:
             self._report.exact = self.reason
@@ -328,7 +328,7 @@ class PaddedPrograms:
             with disable_current_modes():
                 made = self._made(mark, bounds)
         except Exception:  # the wider one goes on
-            log.debug("no narrower program could be made", exc_info=True)
+            log.debug("no program with narrower bounds could be compiled", exc_info=True)
             made = None
         if made is None:
             self._refused.add(tuple(bounds.values()))
@@ -339,7 +339,9 @@ class PaddedPrograms:
         graph = self._symbols.specialized(self._symbols.arguments({**self._numbers, **bounds}))
         PASSES(graph)
         if fingerprint(graph, ranged=True) != mark:
-            log.info("sizes are not padded to %s: the graph is another one", bounds)
+            log.info(
+                "sizes are not padded to %s, because the passes return a different graph", bounds
+            )
             return None
         self._note(mark, graph)
         cap_sizes_at_current(graph)

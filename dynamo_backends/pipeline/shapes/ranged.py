@@ -183,7 +183,7 @@ def with_distinct_sizes(
         other = symbols.specialized(symbols.arguments(sizes))
         PASSES(other)
     except Exception:
-        log.debug("sizes are not told apart", exc_info=True)
+        log.debug("equal sizes could not be replaced by distinct ones", exc_info=True)
         return None
     return other
 

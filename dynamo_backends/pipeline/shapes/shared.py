@@ -214,7 +214,9 @@ class SharedPrograms:
         start = time.perf_counter()
         if self._is_ranged:
             return None if self._depends_on_ranges else self._of_another_range(request.graph, start)
-        with done_without(self._owner.report, "looking for the program of the first sizes"):
+        with done_without(
+            self._owner.report, "looking up a program that was compiled for the first sizes"
+        ):
             return self._of_first_sizes(request, start)
         return None
 
@@ -234,7 +236,10 @@ class SharedPrograms:
         mark = fingerprint(without_numbers(request.graph)) if earlier else ""
         for program, report, known in earlier:
             if known == mark and isinstance(program, Program) and not report.events:
-                log.info("sizes that come again keep the program that was made of them alone")
+                log.info(
+                    "a repeated size reuses the program that was compiled for it before sizes "
+                    "became dynamic"
+                )
                 text = describe_shapes(request.graph, self._owner.report.inputs)
                 served = self._owner.take_over(program, report, "exact", text, start)
                 given = values[: len(values) - len(self._capture.constants)]
@@ -259,7 +264,10 @@ class SharedPrograms:
         for report, programs in others:
             program = programs.existing(mark)
             if isinstance(program, Program) and not report.events:
-                log.info("a program for a range is shared with sizes that were captured apart")
+                log.info(
+                    "a dynamic graph reuses the program that was compiled for another range of "
+                    "sizes"
+                )
                 text = describe_shapes(graph, self._owner.report.inputs, ranged=True)
                 served = self._owner.take_over(program, report, "ranged", text, start)
                 shared = SharedProgram(program, served)
@@ -287,7 +295,7 @@ class SharedPrograms:
         for before, static in earlier:
             successor = _successor(capture, static, owner.ranged)
             if successor is not None:
-                log.info("a program for a range takes the calls of the first sizes")
+                log.info("a dynamic program replaces the program of the first sizes")
                 before.hand_over(successor)
                 with _lock:
                     _static.pop(before, None)
@@ -307,7 +315,7 @@ def _successor(capture: Capture, static: Capture, programs: RangedPrograms) -> S
         graph = specialize(capture.graph, values, remember=True)
         PASSES(graph)
     except Exception:  # its guards may not admit the first sizes
-        log.debug("the first sizes keep their program", exc_info=True)
+        log.debug("the program of the first sizes is kept", exc_info=True)
         return None
     if fingerprint(without_numbers(graph)) != static.mark:
         return None

@@ -93,8 +93,9 @@ class ExactPrograms:
             self._displaced += 1
             if self._displaced == most and self.is_churning:
                 self._report.note_failure(
-                    f"each set of sizes is compiled for itself, and there are more than twice the "
-                    f"{most} that are kept (max_executables): others run in eager from now on"
+                    "each set of sizes is compiled separately, and more than twice as many sets "
+                    f"occur as the {most} executables that are kept; other sizes run in eager from "
+                    "now on. Raise options={'max_executables': ...}"
                 )
         self._programs.put(key, program)
 

@@ -209,7 +209,7 @@ def not_plain(node: fx.Node, vendor: str) -> str | None:
         return "an input is not a tensor"
     for value in call_tensors(node):
         if value.layout is not torch.strided:
-            return f"{vendor} has no {value.layout} tensors"
+            return f"{vendor} does not support {value.layout} tensors"
     return unknown_shape(node)
 
 
@@ -269,7 +269,7 @@ def try_call(
     """
     graph = single_call_graph(node)
     if not graph.outputs:
-        return "it has no result that is a tensor"
+        return "it has no tensor result"
     try:
         run = make(graph)
     except LoweringError as error:
@@ -321,4 +321,4 @@ def why_wrong(
         return f"{vendor} cannot run it: {plain(error)}"
     finally:
         restore_rng(state)
-    return None if judged else f"eager does not run it on the inputs of a trial ({refused})"
+    return None if judged else f"eager raises an error for the inputs of a trial ({refused})"

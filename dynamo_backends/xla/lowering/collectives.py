@@ -38,46 +38,46 @@ def _argument(node: fx.Node, name: str) -> Any:
 def _why_apart(name: object) -> str | None:
     """Returns why collectives of a process group are left to torch; None: they need not be."""
     if not isinstance(name, str):
-        return "its process group is not known while the graph is compiled"
+        return "its process group is not known at compile time"
     if not is_shared():
-        return "torch.distributed has one process here"
+        return "torch.distributed has only one process"
     group = private.process_group(name)
     if group is None:
-        return f"there is no process group {name!r} any more"
+        return f"the process group {name!r} does not exist any more"
     ranks = torch.distributed.get_process_group_ranks(group)
     size = torch.distributed.get_world_size()
     if ranks != list(range(size)):
-        return f"its process group has the ranks {ranks}; XLA's programs are of all {size}"
+        return f"its process group has ranks {ranks}, but XLA collectives need all {size} ranks"
     backend = private.cpu_backend(group)
-    return None if backend == "gloo" else f"its process group talks through {backend}, not gloo"
+    return None if backend == "gloo" else f"its process group uses {backend}, not gloo"
 
 
 def _of_group(node: fx.Node) -> str | None:
     reason = _why_apart(_argument(node, "group_name"))
     if reason is None and node.meta["val"].is_complex():
-        return "complex numbers are exchanged by torch"
+        return "XLA does not run collectives on complex numbers"
     return reason
 
 
 def _reducing(node: fx.Node) -> str | None:
     how = _argument(node, "reduce_op")
     if how not in _REDUCED:
-        return f"the reduction {how!r} is torch's"
+        return f"XLA does not support the reduction {how!r}"
     if how == "avg" and not node.meta["val"].is_floating_point():
-        return "averages of integers are torch's"
+        return "XLA does not support averages of integers"
     return _of_group(node)
 
 
 def _summing(node: fx.Node) -> str | None:
     if (how := _argument(node, "reduce_op")) not in ("sum", "avg"):
-        return f"XLA scatters sums, and not {how!r}"
+        return f"XLA does not support reduce_scatter with {how!r}"
     return _reducing(node)
 
 
 def _in_equal_parts(node: fx.Node) -> str | None:
     for name in ("output_split_sizes", "input_split_sizes"):
         if len(set(_argument(node, name) or ())) > 1:
-            return "parts of different sizes are exchanged by torch"
+            return "XLA does not support different split sizes"
     return _of_group(node)
 
 
@@ -87,7 +87,7 @@ def _awaited(node: fx.Node) -> str | None:
         awaited = awaited.args[0]
     row = lookup(awaited.target) if isinstance(awaited, fx.Node) else None
     if row is None or not is_collective(awaited):
-        return "what it waits for is torch's"
+        return "it waits for a collective that torch runs"
     return row.when(awaited) if row.when is not None else None
 
 

@@ -217,32 +217,36 @@ RULES: tuple[Rule, ...] = (
     Rule(
         LAX,
         lambda s: s.platform != "cpu",
-        "accelerators' libraries, and XLA's partitioner, choose for themselves",
+        "libraries of accelerators, and XLA's partitioner, choose their own algorithms",
     ),
-    Rule(DOT, lambda s: True, "a kernel with one tap is one matrix product"),
-    Rule(PATCHES, lambda s: True, "tiles that do not overlap are cut out without copies to spare"),
+    Rule(DOT, lambda s: True, "a convolution with one tap is one matrix product"),
+    Rule(
+        PATCHES,
+        lambda s: True,
+        "patches that do not overlap can be extracted without redundant copies",
+    ),
     Rule(
         SHIFTS,
         lambda s: s.in_per_group <= 4 and s.groups >= 8,
-        "tiny groups leave a matrix product nothing to reuse; the groups fill the vectors",
+        "small groups have no data reuse in a matrix product, but fill the vector units",
     ),
-    Rule(BLOCKS, lambda s: s.groups > 1, "XLA's own grouped convolution is a scalar loop"),
+    Rule(BLOCKS, lambda s: s.groups > 1, "XLA's grouped convolution on CPUs is a scalar loop"),
     Rule(
         IM2COL,
         lambda s: s.in_channels <= 4 and 1 < s.taps <= 9 and len(s.kernel) > 1,
-        "so few channels do not fill a vector; side by side the taps do",
+        "few channels do not fill a vector, but the taps together do",
     ),
     Rule(
         WINOGRAD_F4,
         lambda s: min(s.in_channels, s.out_channels) >= 64 and 28 <= min(s.out_spatial) <= 112,
-        "a quarter of the multiplications, on images that its 4×4 tiles fill",
+        "a quarter of the multiplications, if the image fills the 4×4 tiles",
     ),
     Rule(
         WINOGRAD_F2,
         lambda s: min(s.in_channels, s.out_channels) >= 64 and min(s.out_spatial) < 28,
         "less than half of the multiplications; 4×4 tiles would waste too much of the image",
     ),
-    Rule(LAX, lambda s: True, "no better program is known"),
+    Rule(LAX, lambda s: True, "no better algorithm is known"),
 )
 
 

@@ -125,7 +125,7 @@ def arange(ctx: Context, start: Any = 0, step: Any = 1) -> jax.Array:
 def _integer_ends(node: fx.Node) -> str | None:
     if node.meta["val"].dtype.is_floating_point or node.meta["val"].dtype.is_complex:
         return None
-    return "integers between ends given as tensors depend on how a float product is rounded"
+    return "integers between tensor bounds depend on how a float product is rounded"
 
 
 @register_lowering("linspace.default")

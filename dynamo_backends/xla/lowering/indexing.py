@@ -43,7 +43,7 @@ def _writes_by_mask(node: fx.Node) -> str | None:
     behind = node.meta["val"].ndim - indices[masks[0]].meta["val"].ndim - masks[0]
     if tensors == 1 and (values.ndim <= behind or values.shape[-1 - behind] == 1):
         return None
-    return "which of the values is written where depends on the data in the mask"
+    return "which value is written where depends on the data in the mask"
 
 
 def _key(indices: Indices) -> tuple[Any, ...]:

@@ -81,7 +81,9 @@ class GraphLowering:
             elif node.op == "output":
                 return [self._values[a] if isinstance(a, fx.Node) else a for a in node.args[0]]
             else:
-                raise LoweringError(node.name, str(node.target), f"{node.op} is not in normal form")
+                raise LoweringError(
+                    node.name, str(node.target), f"unexpected node with op {node.op}"
+                )
         raise LoweringError("output", "output", "the graph has no output node")
 
     def _call(self, node: fx.Node) -> Any:
@@ -190,7 +192,9 @@ def conform(result: Any, expected: Any) -> Any:
     if isinstance(expected, torch.Tensor):
         shape = tuple(result.shape)
         if shape != tuple(expected.shape):
-            raise ValueError(f"lowered to shape {shape}, torch says {tuple(expected.shape)}")
+            raise ValueError(
+                f"its lowering has shape {shape}, but torch expects {tuple(expected.shape)}"
+            )
         dtype = to_jax(expected.dtype)
         if isinstance(result, ChannelsLast | Flat):
             return replace(result, array=result.array.astype(dtype))

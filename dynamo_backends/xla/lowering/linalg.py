@@ -139,7 +139,14 @@ def _vectors_wanted(*outputs: int) -> Predicate:
 
     def reason(node: fx.Node) -> str | None:
         wanted = any(user.args[1] in outputs for user in node.users)
-        return "vectors are unique up to a factor only; eager's are kept" if wanted else None
+        return (
+            (
+                "eigenvectors and singular vectors are unique only up to a factor, and XLA's would "
+                "differ from eager's"
+            )
+            if wanted
+            else None
+        )
 
     return reason
 
@@ -183,7 +190,7 @@ def eigh(ctx: Context, a: Array, UPLO: str = "L", compute_v: bool = True) -> Pai
 
 def _on_cpu(ctx: Context) -> None:
     if ctx.options.platform != "cpu":
-        raise ctx.refuse("XLA has a general eigenvalue solver on the CPU only")
+        raise ctx.refuse("XLA has a general eigenvalue solver for CPUs only")
 
 
 @register_lowering("_linalg_eigvals.default")

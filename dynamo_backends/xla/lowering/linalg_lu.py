@@ -64,7 +64,7 @@ def batched_triangular_solve(
 def refuse_check_errors(node: fx.Node) -> str | None:
     """Returns why check_errors=True has no lowering; None if it is not set."""
     check = node.kwargs.get("check_errors", False)
-    return "with check_errors=True it raises on bad input" if check else None
+    return "check_errors=True raises an error for invalid input" if check else None
 
 
 def first_true(bad: Array) -> Array:

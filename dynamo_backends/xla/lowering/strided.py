@@ -40,7 +40,7 @@ def _outside_memory(node: fx.Node, first: int) -> str | None:
     if 0 in size:
         return None
     if dense_order(x) is None:
-        return "the viewed tensor has gaps or overlaps in memory"
+        return "the viewed tensor is not dense (it has gaps or overlaps)"
     begin = _offset(x, storage_offset)
     if begin < 0 or begin + _reach(size, stride) > x.numel():
         return "the view reaches memory outside the tensor it is taken of"
@@ -50,7 +50,7 @@ def _outside_memory(node: fx.Node, first: int) -> str | None:
 def _to_memory(ctx: Context, self: jax.Array) -> tuple[jax.Array, tuple[int, ...]]:
     order = dense_order(ctx.node.args[0].meta["val"])  # type: ignore[union-attr]
     if order is None:
-        raise ctx.refuse("the viewed tensor has gaps or overlaps in memory")
+        raise ctx.refuse("the viewed tensor is not dense (it has gaps or overlaps)")
     return self.transpose(order).reshape(-1), order
 
 

@@ -51,7 +51,9 @@ class Flat:
     def __post_init__(self) -> None:
         """Insists on the number of elements."""
         if self.array.shape != (math.prod(self.shape),):
-            raise ValueError(f"{self.array.shape} is not {self.shape} in one dimension")
+            raise ValueError(
+                f"{self.array.shape} and {self.shape} do not differ in exactly one dimension"
+            )
 
     @property
     def ndim(self) -> int:

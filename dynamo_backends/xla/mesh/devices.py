@@ -173,9 +173,9 @@ def _open(platform: str, mesh: Mesh) -> MeshDevice:
     devices = _divided_cpu(max(mesh.devices) + 1) if platform == "cpu" else _found(platform)
     if max(mesh.devices) >= len(devices):
         raise DeviceError(
-            f"the mesh ({mesh}) has {mesh.size} devices, the last of them number "
-            f"{max(mesh.devices)}, but XLA sees {len(devices)} {platform} devices here. Make it "
-            "smaller, or run it where there are more."
+            f"the mesh ({mesh}) needs {mesh.size} devices, up to number {max(mesh.devices)}, but "
+            f"XLA finds {len(devices)} {platform} devices here. Use a smaller mesh, or a machine "
+            "with more devices."
         )
     handles = [devices[i] for i in mesh.devices]
     grid = jax.sharding.Mesh(np.array(handles).reshape(mesh.sizes), mesh.names)
@@ -187,8 +187,7 @@ def _open(platform: str, mesh: Mesh) -> MeshDevice:
 def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
     if platform != "cpu":
         raise OptionError(
-            f"mesh spans {ranks.size} processes, which work together on CPUs only, not on "
-            f"{platform}"
+            f"a mesh over {ranks.size} processes is supported on CPUs only, not on {platform}"
         )
     with _threads(1):
         devices = connect_ranks(ranks)
@@ -207,7 +206,7 @@ def _found(platform: str) -> list[Any]:
     try:
         return list(jax.local_devices(backend=platform))
     except RuntimeError as error:
-        raise DeviceError(f"XLA has no {platform} device here ({error})") from error
+        raise DeviceError(f"XLA finds no {platform} device here ({error})") from error
 
 
 @functools.cache

@@ -171,7 +171,9 @@ class DistributedExecutable(Executable):
         except Exception as error:
             if "gloo" in str(error).lower():
                 raise  # a connection is broken: the others' signs say why
-            raise RankError(f"a program of all ranks failed here: {brief_error(error)}") from error
+            raise RankError(
+                f"a program with collectives failed on this rank: {brief_error(error)}"
+            ) from error
         return parts
 
     def report_to(self, report: GraphReport) -> None:
@@ -234,14 +236,14 @@ def find_rank_mismatch(offers: Sequence[RankGraphSummary]) -> str | None:
         if other.exchanged != first.exchanged:
             pairs = zip(first.exchanged, other.exchanged, strict=False)
             pair = next((p for p in pairs if p[0] != p[1]), None) or (
-                f"exchanges {len(first.exchanged)} times",
-                f"exchanges {len(other.exchanged)} times",
+                f"runs {len(first.exchanged)} collectives",
+                f"runs {len(other.exchanged)} collectives",
             )
             return f"the ranks' graphs differ: {told_apart({0: pair[0], rank: pair[1]})}"
         if not (first.is_chain and other.is_chain):
             return (
-                f"the graphs of rank 0 and rank {rank} differ, so that XLA may exchange in another "
-                "order"
+                f"the graphs of rank 0 and rank {rank} differ, so XLA may run collectives in "
+                "different orders"
             )
     return None
 

@@ -37,7 +37,7 @@ def connect_ranks(ranks: Ranks) -> list[Any]:
     if ranks.rank == 0:
         service, address = _serve(host, ranks.size)
         ranks.store.set(key, address)
-    address = ranks.together("meets the others", lambda: ranks.store.get(key)).decode()
+    address = ranks.together("looks up the coordinator", lambda: ranks.store.get(key)).decode()
 
     def meet() -> tuple[Any, Any]:
         return _jaxlib.make_distributed_cpu_client(address, ranks.rank, ranks.size, host, _SECONDS)
@@ -106,7 +106,8 @@ def _serve(host: str, size: int) -> tuple[Any, str]:
         except Exception as error:  # somebody else took the port in between
             if attempt == _ATTEMPTS - 1:
                 raise DeviceError(
-                    f"the ranks cannot meet at {address}: {text_of(error)}"
+                    f"the coordination service of the ranks cannot be started at {address}: "
+                    f"{text_of(error)}"
                 ) from error
     raise AssertionError
 

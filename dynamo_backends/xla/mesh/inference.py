@@ -35,8 +35,8 @@ from dynamo_backends.xla.mesh.devices import MeshDevice
 from dynamo_backends.xla.steps import trace_step
 
 _ADVICE = (
-    "All processes have to compile the same model, with equal weights, and to call it with the "
-    "same whole batches in the same order."
+    "Compile the same model with equal weights on all processes, and call it with the same whole "
+    "batches in the same order."
 )
 
 

@@ -48,8 +48,8 @@ class MeshPlacements:
         """
         if graph.kind != "inference":
             raise OptionError(
-                "options={'mesh': …} spreads inference over a mesh, and this call computes "
-                "gradients. Call the model inside of torch.no_grad(); train it with "
+                "options={'mesh': …} supports inference only, but this call computes gradients. "
+                "Call the model under torch.no_grad(), or train it with "
                 "dynamo_backends.compile_step(..., mesh=…)."
             )
         values = [p.meta["val"] for p in graph.placeholders]
@@ -75,7 +75,7 @@ class MeshPlacements:
             if names and not any(_is_called(name, pattern) for name in names):
                 short = [name.partition(".")[2] for name in names]
                 log.warning(
-                    "placements names %r, but no weight of this graph is called so.%s",
+                    "placements names %r, which matches no weight of this graph.%s",
                     pattern, did_you_mean(pattern, [*short, *names]),
                 )  # fmt: skip
 

@@ -103,8 +103,8 @@ class XlaMesh:
         facts += [f"calls {node.target}" for node in graph.calls]
         facts.append(f"has jaxlib {jaxlib.version.__version__} and program {key[:16]}")
         advice = (
-            "All ranks have to build the same model and optimizer, and to give batches of the "
-            "same shapes (DistributedSampler and DataLoader(drop_last=True) do)."
+            "Build the same model and optimizer on all ranks, and pass batches of the same shapes "
+            "(use DistributedSampler and DataLoader(drop_last=True))."
         )
         ranks.agree("compiles a step", key, facts, advice)
         return key

@@ -65,7 +65,10 @@ def collect_dynamic_sizes(graph: Graph) -> list[Size]:
     for node in graph.module.graph.nodes:
         for size in sizes_in(node.meta.get(SIZES)):
             if not is_nondecreasing(size.expression):
-                raise NotPaddedError(str(node.target), f"a size of it is {size.expression}")
+                raise NotPaddedError(
+                    str(node.target),
+                    f"its size {size.expression} may grow when an input size shrinks",
+                )
             found.setdefault(size.expression, size)
     for size in all_sizes(graph):
         found.setdefault(size.expression, size)

@@ -175,7 +175,10 @@ class PaddedExecutable(Executable):
     def _check(self, real: Sequence[int]) -> None:
         # Numbers that are no sizes of dimensions come last, and may be what they are.
         if any(n > most for n, most in zip(real, self._bounds, strict=False)):
-            raise ValueError(f"compiled for sizes up to {self._bounds}, called with {list(real)}")
+            raise ValueError(
+                f"the program was compiled for sizes up to {self._bounds}, but called with "
+                f"{list(real)}"
+            )
 
     @property
     def temporary_bytes(self) -> int:

@@ -471,7 +471,7 @@ def test_transforms_in_steps_with_checkpoints(call: Any) -> None:
 
 def test_checkpoints_in_eager() -> None:
     step = assert_equal(Case(logs(), net(with_contexts), eager=True))
-    assert set(step.refusals.values()) == {"checkpoints with a context of its own"}
+    assert set(step.refusals.values()) == {"a checkpoint with a custom context_fn"}
 
 
 def test_sequences_of_checkpoints() -> None:

@@ -501,7 +501,9 @@ def test_a_tensor_that_is_always_another_one_is_refused_with_its_line() -> None:
 
         return step
 
-    with pytest.raises(StepCaptureError, match=r"another one at each call at .*test_frozen.py"):
+    with pytest.raises(
+        StepCaptureError, match=r"a different tensor at each call at .*test_frozen.py"
+    ):
         assert_equal(frozen(loop))
     step = assert_equal(frozen(loop, settings={"fallback": "split"}, eager=True))
     assert step.frozen_calls == 0
@@ -521,7 +523,7 @@ def test_a_tensor_that_python_keeps_is_named(caplog: pytest.LogCaptureFixture) -
 
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         assert_equal(frozen(loop))
-    assert "keeps a tensor in Python that it computes at" in caplog.text
+    assert "stores a tensor in a Python object at" in caplog.text
     assert "test_frozen.py" in caplog.text
 
 
@@ -629,10 +631,10 @@ def uses_the_rate(run: Run) -> Any:
 
 
 CHANGING = {
-    "a number": (counts, "uses a number of Python that changes from call to call at"),
-    "the rate": (uses_the_rate, "uses a number of Python that changes from call to call at"),
-    "a scheduler": (schedules, "changes a setting of an optimizer"),
-    "another way": (accumulates, "goes another way at each call"),
+    "a number": (counts, "uses a Python scalar that changes from call to call at"),
+    "the rate": (uses_the_rate, "uses a Python scalar that changes from call to call at"),
+    "a scheduler": (schedules, "changes an optimizer setting"),
+    "another way": (accumulates, "takes a different code path at each call"),
     "a result": (returns_a_count, "changes from call to call|returns something else"),
 }
 

@@ -150,7 +150,7 @@ class Unpack(_RegionHook):
         if task not in region.by_task:
             if tape.answers is None:
                 raise CheckpointError(
-                    "a checkpoint is asked for tensors outside of a backward pass"
+                    "a checkpoint requests saved tensors outside of a backward pass"
                 )
             tape.answers(self.number, ())
         return region.by_task[task][saved]
@@ -355,7 +355,7 @@ def region(session: Any, original: Any, *args: Any, **kwargs: Any) -> Generator[
 def _why_not(given: dict[str, Any]) -> str:
     tensors = [x for x in (*given["args"], *given["kwargs"].values()) if isinstance(x, Tensor)]
     if given["context_fn"] is not noop_context_fn or given["debug"]:
-        return "checkpoints with a context of its own"
+        return "a checkpoint with a custom context_fn"
     if any(x.device.type != "cpu" for x in tensors) or torch.get_default_device().type != "cpu":
         return "checkpoints on a device other than the CPU"
     return ""

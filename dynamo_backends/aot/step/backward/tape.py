@@ -186,7 +186,10 @@ class UserNode(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         """Called by autograd's own engine."""
         if ctx.tape.answers is None:
-            raise StepCaptureError("a backward pass of torch reaches user code.")
+            raise StepCaptureError(
+                "the backward pass of autograd calls user code, which compile_step does not "
+                'support here. Pass fallback="split" to run the step in parts.'
+            )
         return (None, None, *ctx.tape.answers(ctx.number, gradients))
 
 
@@ -417,7 +420,7 @@ class GraphNode:
         kind = autograd_node_class(self._name)
         if self.is_past or (kind is not None and not hasattr(kind, name)):
             raise AttributeError(f"{self._name!r} object has no attribute {name!r}")
-        self._passes.session.go_eager("looks at the autograd graph (grad_fn)")
+        self._passes.session.go_eager("accesses the autograd graph (grad_fn)")
         return getattr(self.real, name)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.runtime.ranks import Ranks, this_job
 from dynamo_backends.runtime.weight_binding import bits_of
 
-_ADVICE = "All ranks have to build the same model and optimizer, and to pass the same arguments."
+_ADVICE = "Build the same model and optimizer on all ranks, and pass the same arguments."
 
 
 def ranks_of(parallel: Parallel | None) -> Ranks | None:
@@ -61,8 +61,8 @@ def fake_global_batch(parallel: Parallel, batch: Sequence[Any]) -> list[Any]:
 def _whole(parallel: Parallel, tensor: Tensor) -> Tensor:
     if tensor.requires_grad or tensor.grad is not None:
         raise StepCaptureError(
-            "a tensor of the batch requires a gradient, which several processes do not compute "
-            "together. Make it a parameter, or detach it."
+            "a tensor of the batch requires a gradient, which is not supported on a mesh with "
+            "several processes. Make it a parameter, or pass it detached."
         )
     shape = parallel.mesh.whole_shape(parallel.of_part(tensor), tensor.shape)
     return torch.empty(shape, dtype=tensor.dtype)
@@ -91,8 +91,8 @@ def _gathered(ranks: Ranks, parallel: Parallel, tensor: Tensor) -> Tensor:
         first = given.setdefault(tuple((s.start, s.stop) for s in index), rank)
         if not torch.equal(bits_of(parts[first]), bits_of(parts[rank])):
             raise RankError(
-                f"rank {first} and rank {rank} have to give equal parts of the batch, because the "
-                f"mesh ({mesh}) does not split it between them, but a tensor of it differs.",
+                f"rank {first} and rank {rank} have different values in a batch tensor that the "
+                f"mesh ({mesh}) does not split between them. Pass the same data on these ranks.",
                 rank,
             )
         whole[index] = parts[rank]

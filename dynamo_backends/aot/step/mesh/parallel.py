@@ -35,7 +35,7 @@ def mesh_of(given: Any) -> Mesh:
     if sorted(made.devices) != list(range(size)):
         raise OptionError(
             f"mesh ({made}) has {made.size} devices, but torch.distributed has {size} processes, "
-            f"and a mesh has one device of each: its sizes have to multiply to {size}, such as "
+            f"and each process provides one device. Choose sizes whose product is {size}, such as "
             f"{{'data': {size}}}."
         )
     return replace(made, of_ranks=True)
@@ -49,8 +49,8 @@ def _refuse_lonely(mesh: Mesh) -> None:
     size = os.environ.get("WORLD_SIZE", "1")
     if distributed.is_torchelastic_launched() and size != "1":
         raise OptionError(
-            f"mesh ({mesh}) is asked for in one of {size} processes of torchrun, which do not know "
-            "each other yet. Call torch.distributed.init_process_group('gloo') before compile_step."
+            f"mesh ({mesh}) is used in one of {size} torchrun processes before the process group "
+            "exists. Call torch.distributed.init_process_group('gloo') before compile_step."
         )
 
 
@@ -104,8 +104,8 @@ def _dimension(given: Any, what: str) -> int | None:
         return None
     if isinstance(given, Partial):
         raise OptionError(
-            f"{what} has {given!r}: what a step is given must be whole. Add up the parts first, "
-            "and use Shard or Replicate."
+            f"{what} has {given!r}, but Partial placements are not supported for inputs of a step. "
+            "Reduce the tensor first, and use Shard or Replicate."
         )
     raise OptionError(
         f"{what} has {given!r}; placements are Shard(dim) and Replicate() of "
@@ -131,7 +131,7 @@ def normalize_placement(
     dims = len(shape)
     for dim in placement:
         if dim is not None and not -dims <= dim < dims:
-            raise OptionError(f"{what} has {dims} dimensions, so there is no Shard({dim}) of it")
+            raise OptionError(f"{what} has {dims} dimensions, so Shard({dim}) is out of range")
     fits = tuple(None if dim is None else dim % dims for dim in placement)
     for dim, size in enumerate(shape):
         parts = mesh.parts(fits, dim)
@@ -211,8 +211,8 @@ class Parallel:
         if not tensor.dim():
             return self.mesh.replicated
         advice = (
-            "Use a batch that divides (DataLoader(drop_last=True)), or hold what is no part of the "
-            "batch in a buffer of the model."
+            "Use a batch size that is divisible (DataLoader(drop_last=True)), or register tensors "
+            "that are not part of the batch as buffers of the model."
         )
         return normalize_placement(
             self.batch, tensor.shape, self.mesh, "a tensor of the batch", advice
@@ -272,7 +272,7 @@ def parallel_of(
         given["batch_placements"] = batch_placements
         for name, value in given.items():
             if value is not None:
-                raise OptionError(f"{name} needs a mesh: pass mesh={{'data': 8}}, for instance")
+                raise OptionError(f"{name} needs a mesh; pass for example mesh={{'data': 8}}")
         return None
     made = mesh_of(mesh)
     kind = "ddp" if parallel is None else parallel
@@ -301,9 +301,9 @@ def _check_names(placements: Mapping[str, Placement], models: Sequence[nn.Module
     for pattern in placements:
         if not any(fnmatchcase(name, pattern) for name in known):
             raise OptionError(
-                f"placements names {pattern!r}, but no parameter is called so."
-                f"{did_you_mean(pattern, known)} Names are those of model.named_parameters(), and "
-                "'*' stands for any text."
+                f"placements names {pattern!r}, which matches no "
+                f"parameter.{did_you_mean(pattern, known)} Use names from "
+                "model.named_parameters(); '*' matches any text."
             )
 
 
@@ -333,6 +333,6 @@ def _refuse_shared(inventory: Inventory) -> None:
         other = owners.setdefault(tensor.untyped_storage().data_ptr(), slot.name)
         if other != slot.name:
             raise StepCaptureError(
-                f"{other} and {slot.name} share memory, which they cannot on a mesh. Tie "
+                f"{other} and {slot.name} share storage, which is not supported on a mesh. Tie "
                 "parameters by using one nn.Parameter in both places, or clone one of them."
             )

@@ -18,9 +18,9 @@ from dynamo_backends.interface.errors import OptionError, StepCaptureError
 from dynamo_backends.runtime.ranks import is_shared
 
 _TAKEN = (
-    "this DistributedDataParallel was given to compile_step, which averages gradients in its "
-    "place: in eager nobody does. Train through the step only; for evaluation call it under "
-    "torch.no_grad()."
+    "this DistributedDataParallel module was passed to compile_step, which averages gradients "
+    "instead of it. A backward pass in eager would not average them. Train through the compiled "
+    "step only, and evaluate under torch.no_grad()."
 )
 
 
@@ -40,14 +40,15 @@ def mesh_of_replicas(replicas: Sequence[Any], mesh: Any, parallel: Any) -> Any:
     for replica in replicas:
         if (reason := _more_than_average(replica)) is not None:
             raise StepCaptureError(
-                f"the model is in DistributedDataParallel, which {reason}. Steps on many devices "
-                "mean what one device would compute with the whole batch: pass "
-                "model=model.module with mesh={'data': …}, and call that in the step."
+                f"the model is wrapped in DistributedDataParallel, which {reason}. compile_step "
+                "does not support this: it computes what one device would compute with the whole "
+                "batch. Pass model=model.module and mesh={'data': …}, and call model.module in the "
+                "step."
             )
     if replicas and parallel == "fsdp":
         raise OptionError(
-            "the model is in DistributedDataParallel, which means parallel='ddp'. For 'fsdp' pass "
-            "the module itself."
+            "the model is wrapped in DistributedDataParallel, which requires parallel='ddp'. For "
+            "parallel='fsdp' pass model.module."
         )
     if mesh is None and replicas and is_shared():
         return {"data": torch.distributed.get_world_size()}
@@ -58,16 +59,16 @@ def _more_than_average(replica: Any) -> str | None:
     """Returns what a replica does besides, in words; None: nothing."""
     size = torch.distributed.get_world_size()
     if torch.distributed.get_process_group_ranks(replica.process_group) != list(range(size)):
-        return "averages over some of the processes"
+        return "averages over a subset of the processes"
     if replica._comm_hooks:
         return "has a communication hook (register_comm_hook)"
     if replica.mixed_precision is not None:
-        return "has a precision of its own (mixed_precision)"
+        return "uses mixed precision (mixed_precision)"
     if replica.parameters_to_ignore:
-        return "leaves out some parameters"
+        return "ignores some parameters (parameters_to_ignore)"
     norms = [m for m in replica.modules() if isinstance(m, _BatchNorm)]
     if size > 1 and any(m.training and m.track_running_stats for m in norms):
-        return "has batch norms whose statistics are of each process's part of the batch"
+        return "has batch norm layers that compute statistics on each process's part of the batch"
     return None
 
 

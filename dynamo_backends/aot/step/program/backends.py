@@ -89,9 +89,14 @@ def step_backend(
     """
     if name in TORCHS:
         if mesh is not None:
-            raise OptionError(f"{name} does not spread steps over a mesh; use backend='openxla'.")
+            raise OptionError(
+                f"{name} does not support mesh in compile_step. Pass backend='openxla', or remove "
+                "mesh."
+            )
         if options:
-            raise OptionError(f"{name} is torch's own and has no options for steps, got {options}")
+            raise OptionError(
+                f"{name} is a torch backend and takes no options in compile_step, got {options}"
+            )
         return load(TORCHS[name])()
     backend = get_backend(name)
     require_available(backend)
@@ -123,8 +128,8 @@ def step_backend(
 def _target_of(backend: Backend, options: Options, mesh: Mesh) -> MeshTarget:
     if not isinstance(backend, protocols.SpansMesh):
         raise OptionError(
-            f"{backend.name} does not spread steps over a mesh of devices; use backend='openxla', "
-            "or leave out mesh."
+            f"{backend.name} does not support mesh in compile_step. Pass backend='openxla', or "
+            "remove mesh."
         )
     return backend.on_mesh(options, mesh)
 
@@ -272,10 +277,9 @@ def refuse_sparse(graph: Graph, backend: str) -> None:
         if isinstance(value, Tensor) and value.layout is not torch.strided:
             where = source_line(node)
             raise StepCaptureError(
-                f"{backend} has no sparse tensors, which the step makes"
+                f"{backend} does not support sparse tensors, which the step creates"
                 + (f" at {where}" if where else "")
-                + ". Use nn.Embedding(sparse=False), whose gradients are dense, the backend "
-                '"aot_eager", or fallback="split".'
+                + '. Use nn.Embedding(sparse=False), backend="aot_eager", or fallback="split".'
             )
 
 
@@ -294,8 +298,8 @@ def refuse_shared_writes(
         if written and len({id(batch[i]) for i in places}) > 1:
             several = ", ".join(f"batch[{i}]" for i in places)
             raise StepCaptureError(
-                f"the step writes to batch[{written[0]}], and {several} share memory, which one "
-                "graph cannot hold. Pass a copy (clone()), or write to a copy in the function."
+                f"the step writes to batch[{written[0]}], but {several} share storage, which is "
+                "not supported. Pass a copy (clone()), or write to a copy in the function."
             )
 
 

@@ -153,13 +153,14 @@ class _Recorder:
         undeclared = self._substitution.undeclared
         if undeclared:
             raise StepCaptureError(
-                f"the step uses {len(undeclared)} tensors that are neither its inputs nor of its "
-                "models and optimizers, inside of an optimizer."
+                f"an optimizer uses {len(undeclared)} tensors that are neither inputs of the step "
+                "nor state of its models and optimizers. Pass them as arguments, or pass "
+                'fallback="split".'
             )
         if group_constants(self._optimizers) != constants:
             raise StepCaptureError(
-                "an optimizer changes a number in its param_groups or state that is not a tensor; "
-                "it would stay what it is in a graph. Keep it as a tensor, or pass "
+                "an optimizer changes a Python scalar in its param_groups or state. A compiled "
+                "graph would treat it as a constant. Store it as a tensor, or pass "
                 'fallback="split".'
             )
         _drop_dead(module.graph)

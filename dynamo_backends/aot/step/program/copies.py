@@ -78,7 +78,7 @@ def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:
             file.write((ctypes.c_char * tensor_bytes(dense)).from_address(dense.data_ptr()))
         return file
     except OSError:
-        log.debug("what a step writes over is copied in memory", exc_info=True)
+        log.debug("a training step copies tensors that it overwrites", exc_info=True)
         return None
 
 

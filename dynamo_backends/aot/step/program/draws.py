@@ -52,11 +52,11 @@ def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
         if node.all_input_nodes and state is not None and states.count(state) > 1:
             where = source_line(node)
             raise StepCaptureError(
-                f"the step draws {node.target} from the same state of the generator twice, as a "
-                "checkpoint does, and it depends on data"
+                f"the step calls {node.target} twice with the same state of the generator, as "
+                "activation checkpointing does, and its input depends on data"
                 + (f" (called at {where})" if where else "")
-                + ". One graph cannot draw it again: leave this part out of the checkpoint, or "
-                'pass fallback="split".'
+                + ". A compiled graph cannot repeat these random numbers. Exclude this part from "
+                'the checkpoint, or pass fallback="split".'
             )
     return left
 

@@ -88,8 +88,8 @@ def _check_effects(graph: fx.Graph) -> None:
             inner = next((a for a in node.args if isinstance(a, private.OpOverload)), node.target)
             where = source_line(node)
             raise StepCaptureError(
-                f"the step calls {inner}, which can raise or act on the world in the middle of the "
-                "graph" + (f" (called at {where})" if where else "") + f". {WHAT_TO_DO}"
+                f"the step calls {inner}, which can raise an exception or have side effects inside "
+                "the graph" + (f" (called at {where})" if where else "") + f". {WHAT_TO_DO}"
             )
 
 
@@ -251,7 +251,8 @@ class Functionalization:
         source = self._tensors[node.args[0]]  # type: ignore[index]
         if source.memory.is_input and _function_of(node) is not node.target and not source.view:
             raise StepCaptureError(
-                f"the step changes the shape of a tensor that it is given in place ({node.target})."
+                f"the step changes the shape of an input in place ({node.target}). Use an "
+                'out-of-place view, or pass fallback="split".'
             )
         tensor = _Tensor(source.memory, None, None, node, source)
         self._read(tensor)
@@ -416,7 +417,10 @@ def _function_of(view: fx.Node) -> Any:
     packet = getattr(torch.ops.aten, target.overloadpacket.__name__.removesuffix("_"), None)
     function = getattr(packet, target._overloadname, None)
     if not isinstance(function, OpOverload) or not function.is_view:
-        raise StepCaptureError(f"the step changes the memory of a tensor ({target}).")
+        raise StepCaptureError(
+            f"the step changes the storage of a tensor ({target}). Use an out-of-place operator, "
+            'or pass fallback="split".'
+        )
     return function
 
 

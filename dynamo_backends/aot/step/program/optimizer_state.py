@@ -115,8 +115,9 @@ def refusing_new_state(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[
         key = next((key for state, keys in before for key in state if key not in keys), None)
         if key is not None:
             raise NewStateError(
-                f"the optimizer makes new state ({key!r}) in the middle of training, which one "
-                "graph cannot hold. Make all state at the first step."
+                f"the optimizer creates new state ({key!r}) after the first step, which a compiled "
+                "graph does not support. Create all state in the first step, or pass "
+                'fallback="split".'
             )
     finally:
         for state, keys in before:

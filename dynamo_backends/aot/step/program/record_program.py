@@ -93,18 +93,23 @@ class Guards:
     def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
         """Returns why the recording cannot be used; None if it can."""
         if not self._properties.hold(tensors):
-            return "a parameter, buffer or state has another shape, layout, dtype or requires_grad"
+            return (
+                "the shape, layout, dtype or requires_grad of a parameter, buffer or optimizer "
+                "state changed"
+            )
         if [tensors[i].grad is not None for i in self._leaves] != self._have_gradients:
-            return "there are gradients where there were none, or the other way round"
+            return "gradients were added or removed"
         if self._with and self._kinds_of_gradients(tensors) != self._gradient_kinds:
-            return "a gradient has another layout or dtype"
+            return "the layout or dtype of a gradient changed"
         values = self._values(tensors, numbers)
         if values != self._numbers:
             if not all(answer.holds(values) for answer in self._answers):
-                return "a number that the step asks for (such as weight_decay != 0) changed"
+                return (
+                    "a Python scalar that the step branches on (such as weight_decay != 0) changed"
+                )
             self._numbers = values
         if not self._aliases.hold(tensors):
-            return "tensors share memory in another way, or have moved"
+            return "tensors share storage differently, or were moved"
         return None
 
     def _kinds_of_gradients(self, tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ from dynamo_backends.aot.step.program.scalars import ScalarGuard
 from dynamo_backends.aot.step.state.aliases import Aliases
 from dynamo_backends.graph.graph import Role
 
-WHAT_TO_DO = 'Pass fallback="split" to run what cannot be compiled in eager.'
+WHAT_TO_DO = 'Pass fallback="split" to run in eager the parts that cannot be compiled.'
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,8 @@ class StepState:
         strange = [o for o in self._definition.optimizers if not create_state(o)]
         if strange:
             raise StepCaptureError(
-                f"a step on a mesh cannot be taken in eager, as the first of {strange[0]!r}, which "
-                "makes its state in a way of its own. Use another optimizer."
+                f"a step on a mesh cannot run in eager, but the state of {strange[0]!r} can only "
+                "be created by a first step in eager. Use an optimizer of torch.optim."
             )
 
     def _move(self, inventory: Inventory) -> None:
@@ -227,7 +227,10 @@ class StepPrograms:
         if node in self._failed and _sharing(segment, path) in self._failed[node]:
             return None
         if len(node.programs) >= MAX_PROGRAMS:
-            reason = f"{MAX_PROGRAMS} programs for one way through a step did not serve."
+            reason = (
+                f"a code path of the step was compiled {MAX_PROGRAMS} times, and no compiled "
+                "program fits this call."
+            )
             self._fail(segment, path, StepCaptureError(reason))
             return None
         try:
@@ -248,7 +251,7 @@ class StepPrograms:
         if isinstance(reason, StepOperatorError) and not self.compilations:
             self.refusal = reason
         else:
-            log.warning("%s The step runs in eager there.", reason)
+            log.warning("%s The step runs in eager for such calls.", reason)
 
     def compile(
         self,

@@ -176,10 +176,10 @@ class Substitution(TorchFunctionMode):
         others = (storage_id(t) for t in self._fakes.values())
         if not is_like or (shared != storage_id(target) and shared in others):
             raise StepCaptureError(
-                f"the step binds the data of a tensor to {value.dtype}{list(value.shape)} "
-                f"(it was {target.dtype}{list(target.shape)}), or to another tensor's memory, at "
-                f"{user_line()}. Copy the values (p.data.copy_(...)), do it between two steps, or "
-                'pass fallback="split".'
+                f"the step sets the data of a tensor to {value.dtype}{list(value.shape)} (it was "
+                f"{target.dtype}{list(target.shape)}), or to the storage of another tensor, at "
+                f"{user_line()}. Copy the values (p.data.copy_(...)), set the data between two "
+                'steps, or pass fallback="split".'
             )
         if value is not target:
             target.data.copy_(value.detach())
@@ -233,10 +233,10 @@ class Substitution(TorchFunctionMode):
             return func(*args, **kwargs)  # constants have a value in the trace, too
         except Exception as error:
             raise StepCaptureError(
-                f"the step reads a value out of a tensor ({name_of(func)}) at {user_line()}. "
-                "One graph cannot decide or print in the middle of a step: return the tensor and "
-                "read it afterwards, use torch.where instead of `if`, or pass "
-                'fallback="split" to run the step in eager from there on.'
+                f"the step reads the value of a tensor in Python ({name_of(func)}) at "
+                f"{user_line()}. Python branches and prints on tensor values are not supported "
+                "inside a compiled step. Return the tensor and read it afterwards, use torch.where "
+                'instead of `if`, or pass fallback="split" to run the rest of the step in eager.'
             ) from error
 
 

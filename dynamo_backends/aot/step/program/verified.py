@@ -108,7 +108,7 @@ class VerifiedStep(StepProgram):
         eager.launches = self.launches
         switch = EagerSwitch(eager, [self._report], "step", allowed=not self._strict)
         where = described_region(self._graph)
-        switch.wrong(f"{wrong} ({where})", ". The step was taken in eager instead.")
+        switch.wrong(f"{wrong} ({where})", ". The step ran in eager instead.")
         eager.prefers_eager = True
         self._program = eager
         self._settle(eager)
@@ -209,7 +209,7 @@ class StepComparison:
         place, text = wrong
         if self._scale(place) == 1.0:
             return f"{self._name(place)} {text}"
-        return f"{self._name(place)} {text} (relative to 100 times its typical change)"
+        return f"{self._name(place)} {text} (relative to 100 times its typical update)"
 
     def _view(self, place: int, value: Tensor) -> Tensor:
         """Returns what is compared of a result of a replay."""

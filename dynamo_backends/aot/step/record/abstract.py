@@ -108,7 +108,7 @@ class AbstractRecorder:
                 try:
                     result = self._recorder.record(kind, func, given, named)
                 except NEEDS_CONTENTS:
-                    text = f"calls {name_of(func)}, whose result depends on values"
+                    text = f"calls {name_of(func)}, whose result depends on tensor values"
                     raise UnrecordableCallError(text) from None
             if self.segment.node is before:
                 return None, result
@@ -189,7 +189,9 @@ class AbstractRecorder:
             number = trie.slot(tensor)
         if number is None:
             if not tensor.is_leaf:
-                raise UnrecordableCallError("uses a tensor with a history from before the step")
+                raise UnrecordableCallError(
+                    "uses a non-leaf tensor whose autograd graph was created before the step"
+                )
             number = trie.add(TensorSpec.of(tensor), "input")
             session.bind(number, tensor)
         fake = self.segment.tensors.get(number)

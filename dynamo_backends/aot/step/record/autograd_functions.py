@@ -179,7 +179,7 @@ def _materialized(gradient: Tensor | None, like: Any) -> Tensor | None:
 def why_not_followed(function: Any, kwargs: dict[str, Any]) -> str:
     """Returns why a function of the user's runs in eager; empty: it is followed."""
     if function.__module__.startswith("torch.distributed"):
-        return "that talks to other processes"
+        return "that communicates with other processes"
     if kwargs and function.setup_context is Function.setup_context:
         return "with keyword arguments"
     methods = (vars(kind).get(n) for kind in function.__mro__ for n in ("forward", "backward"))

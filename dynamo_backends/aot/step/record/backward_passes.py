@@ -290,7 +290,7 @@ class NestedPasses:
 
     def _is_anomaly_detected(self) -> bool:
         if torch.is_anomaly_enabled():
-            self.session.go_eager("looks for anomalies in its backward pass")
+            self.session.go_eager("uses anomaly detection in its backward pass")
         return torch.is_anomaly_enabled()
 
     def _is_followed(self, given: dict[str, Any]) -> bool:

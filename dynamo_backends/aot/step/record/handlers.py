@@ -90,7 +90,7 @@ HOOKS = (_T.register_hook, _T.register_post_accumulate_grad_hook)
 """Registers a hook."""
 
 REFUSED: dict[Callable[..., Any], str] = {
-    _T.__reversed__: "reverses a tensor",
+    _T.__reversed__: "calls reversed() on a tensor",
 }
 """What no program of a record holds yet."""
 
@@ -161,7 +161,7 @@ def _read_value(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
     ):
         session.note_read(func)
         if session.replaying and session.segment.writes_to_memory_of(args):
-            session.cut("reads memory that it writes to")
+            session.cut("reads storage that it also writes to")
         return func(*args, **kwargs)
     return session.call("read", func, args, kwargs)
 

@@ -102,7 +102,10 @@ def _run(
             entry.function in (begin_backward, resume_backward)
             and result[0] != entry.result.items[0]
         ):
-            raise StepCaptureError("the backward pass takes another order than in eager.")
+            raise StepCaptureError(
+                'the backward pass runs in a different order than in eager. Pass fallback="split" '
+                "to run the step in parts."
+            )
         _store(entry.result, result, tensors)
 
 

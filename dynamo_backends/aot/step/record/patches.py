@@ -361,7 +361,7 @@ def _cutting(original: Any, name: str) -> Callable[..., Any]:
             return restore_rng_state(args[0].number)
         transforms = open_transforms()
         if transforms is not None:
-            transforms.refuse(f"calls torch.{name} within a transform of torch.func")
+            transforms.refuse(f"calls torch.{name} inside a torch.func transform")
         session = active_session()
         if session is not None:
             state = rng_state_for_checkpoint(session) if name == "get_rng_state" else None
@@ -527,7 +527,7 @@ def _pulling_back(original: Any, name: str) -> Callable[..., Any]:
 def _eager(original: Any, name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         session, transforms = _before_transform(), open_transforms()
-        reason = "uses a transform of functions that no program of a step holds"
+        reason = "uses a torch.func transform that compile_step does not support"
         if session is not None:
             session.go_eager(reason)
         elif transforms is not None:

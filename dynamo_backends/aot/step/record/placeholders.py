@@ -83,8 +83,9 @@ class Placeholder(WrapperTensor):
     def refusal(cls, func: Any) -> Exception:
         """The error of an operator that is called past torch functions, or after a failure."""
         return StepCaptureError(
-            f"{func} is called with a tensor that a step has not computed: past torch functions, "
-            "or after the call that would have computed it has failed."
+            f"{func} was called with a tensor that was not computed: the call bypasses "
+            "__torch_function__, or the step that would have computed the tensor failed. Call it "
+            'outside of the step, or pass fallback="split".'
         )
 
 

@@ -35,7 +35,7 @@ from dynamo_backends.aot.step.source_lines import describe_line, name_of, user_f
 from dynamo_backends.interface.errors import DynamoBackendsError
 
 _PLAIN = (bool, int, float, str)
-COMMUNICATES = "talks to other processes (torch.distributed, {})"
+COMMUNICATES = "communicates with other processes (torch.distributed, {})"
 
 
 class UnrecordableCallError(DynamoBackendsError):
@@ -92,7 +92,9 @@ class Recorder:
             and not handlers.only_checks_values(func, args, kwargs)
         ):
             if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-                self._session.go_eager(f"calls {name_of(func)}, whose result depends on values")
+                self._session.go_eager(
+                    f"calls {name_of(func)}, whose result depends on tensor values"
+                )
                 return result
             kind = "read"
         made, template = self._result(segment, result, kind)
@@ -122,7 +124,7 @@ class Recorder:
 
     def _check(self, segment: Segment, func: Any, kwargs: Any, tensors: list[Tensor]) -> None:
         if not is_of_region(torch_state()[1]):
-            raise UnrecordableCallError("saves tensors through hooks")
+            raise UnrecordableCallError("uses saved-tensor hooks")
         if is_in_ddp_forward():
             raise UnrecordableCallError(
                 "calls a module in DistributedDataParallel, which averages gradients between "
@@ -131,12 +133,16 @@ class Recorder:
         if str(getattr(func, "__module__", None)).startswith("torch.distributed."):
             raise UnrecordableCallError(COMMUNICATES.format(name_of(func)))
         if kwargs.get("generator") is not None and tensors:
-            raise UnrecordableCallError(f"draws from a generator of its own ({name_of(func)})")
+            raise UnrecordableCallError(
+                f"draws random numbers from a non-default generator ({name_of(func)})"
+            )
         for tensor in tensors:
             number = segment.number_of(tensor)
             is_new = number is None or segment.trie.kinds[number] == "input"
             if is_new and not tensor.is_leaf and not segment.is_freed(tensor):
-                raise UnrecordableCallError("uses a tensor with a history from before the step")
+                raise UnrecordableCallError(
+                    "uses a non-leaf tensor whose autograd graph was created before the step"
+                )
         is_setter = func in (handlers.SET_DATA, handlers.SET_REQUIRES_GRAD) or (
             func is torch.Tensor.requires_grad_
         )

@@ -106,8 +106,8 @@ class Segment:
             value: int = tensor.step_value  # type: ignore[attr-defined]
             if value < 0:
                 raise StepCaptureError(
-                    "a tensor is used that a step has not computed: the call that would have "
-                    "done so has failed."
+                    "a tensor of a training step was not computed, because the step that would "
+                    "have computed it failed. Call the step again."
                 )
             return value
         number: int | None = self._index.get(id(tensor))

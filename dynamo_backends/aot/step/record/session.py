@@ -302,7 +302,7 @@ class Session(Segments, TorchFunctionMode):
         constants = constants if kind == "optimizer" else ()
         before = self.segment.numbers.get(id(optimizer), numbers)
         if kind == "optimizer" and before != numbers:
-            self._cut("takes another step of an optimizer whose numbers have changed")
+            self._cut("calls optimizer.step() again after the optimizer's settings changed")
             if not self.following:
                 return run()
         if self.replaying:

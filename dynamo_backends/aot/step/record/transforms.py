@@ -106,7 +106,7 @@ class TransformedCalls(TorchDispatchMode):
     def note_function(self, func: Any) -> None:
         """The user's function calls a torch function within a transform."""
         if func in _NEEDS_MEMORY:
-            self.refuse("reads a tensor within a transform of torch.func")
+            self.refuse("reads the value of a tensor inside a torch.func transform")
 
     def refuse(self, reason: str) -> None:
         """From here on the step runs in eager."""

@@ -68,9 +68,9 @@ class Aliases:
         dtypes = {t.dtype for t in group.values()}
         if len(dtypes) > 1:
             raise StepCaptureError(
-                f"{', '.join(names)} share memory and have different dtypes "
-                f"({', '.join(sorted(map(str, dtypes)))}), which one graph cannot hold. Give them "
-                'memory of their own (clone()), or pass fallback="split".'
+                f"{', '.join(names)} share storage and have different dtypes "
+                f"({', '.join(sorted(map(str, dtypes)))}), which a compiled graph does not "
+                'support. Clone them, or pass fallback="split".'
             )
         start = min(int(t.storage_offset()) for t in group.values())
         end = max(map(_end, group.values()))
@@ -79,7 +79,7 @@ class Aliases:
             offset = int(t.storage_offset()) - start
             self.views[key] = View(len(self.bases), offset, tuple(t.shape), t.stride())
         self.bases.append(first.as_strided((end - start,), (1,), start))
-        self.names.append(f"memory of {', '.join(names)}")
+        self.names.append(f"storage of {', '.join(names)}")
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
         """Returns whether the tensors still share the same memory."""

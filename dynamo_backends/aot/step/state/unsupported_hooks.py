@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from dynamo_backends._torch_private import tables_of_global_hooks
 from dynamo_backends.runtime import weight_binding
 
-_SPLIT = 'pass fallback="split": torch.compile then takes the parts of the step, and {} as in eager'
+_SPLIT = (
+    'pass fallback="split": torch.compile then compiles the parts of the step, and {} as in eager'
+)
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ _BY_MESH = (
     "leave the wrapper out and pass mesh={'data': …}, parallel='fsdp', which splits parameters, "
     "gradients and state, or "
 )
-_EACH_ITS_OWN = "each process would train a model of its own"
+_EACH_ITS_OWN = "each process would train a separate model"
 
 _WRAPPERS = (
     _Refused(
         "torch.nn.parallel.distributed",
         "DistributedDataParallel",
-        "averages gradients between processes in C++, where a trace does not see it: "
+        "averages gradients between processes in C++, which tracing does not capture: "
         + _EACH_ITS_OWN,
         "give compile_step the wrapper itself, model=ddp, or "
         + _SPLIT.format("gradients are averaged")
@@ -91,7 +93,8 @@ def outside_effect(
     for number, optimizer in enumerate(optimizers):
         if isinstance(optimizer, torch.optim.SparseAdam):
             return (
-                "SparseAdam counts its steps in a Python number, which a graph cannot change. Use "
+                "SparseAdam counts its steps in a Python scalar, "
+                "which a compiled graph cannot change. Use "
                 "nn.Embedding(sparse=False) with Adam, or " + _SPLIT.format("it runs") + "."
             )
         for group in optimizer.param_groups:
@@ -107,7 +110,10 @@ def _of_module(module: nn.Module) -> str | None:
         # Without an import: where nobody has imported it, there is no instance.
         kind = getattr(sys.modules.get(row.module), row.name, None)
         if kind is not None and isinstance(module, kind) and row.applies(module):
-            return f"{row.name} {row.why}. Such steps cannot be one graph: {row.way_out}."
+            return (
+                f"{row.name} {row.why}. compile_step cannot compile such a step as one graph: "
+                f"{row.way_out}."
+            )
     return None
 
 
@@ -115,9 +121,11 @@ def _of_parameter(name: str, parameter: Tensor) -> str | None:
     tensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     if tensor is not None and isinstance(parameter, tensor):
         return (
-            f"the parameter {name} is a DTensor, whose parts are in several processes. Such steps "
-            "cannot be one graph: make it an ordinary parameter and pass mesh and placements to "
-            "compile_step, or " + _SPLIT.format("processes talk to each other")
+            f"the parameter {name} is a DTensor, which is "
+            "distributed over several processes. "
+            "compile_step cannot compile such a step as "
+            "one graph: make it an ordinary parameter and "
+            "pass mesh and placements to compile_step, or " + _SPLIT.format("processes communicate")
         )
     return None
 

@@ -209,7 +209,7 @@ class PaddedCall:
         """Refuses a tensor that is padded in some dimensions (None: in any)."""
         operand = self.get(name)
         if operand is not None and operand.is_padded(range(operand.ndim) if dims is None else dims):
-            raise self.refuse(f"{name} is padded where it has to be whole")
+            raise self.refuse(f"{name} has padding in a dimension where it is not supported")
 
     def agreed(self, *extents: Extents) -> Extents:
         """Extents that operands are to be aligned to, so that they can be broadcast."""
@@ -224,7 +224,7 @@ class PaddedCall:
         for own in extents:
             wanted = result[len(result) - len(own) :]
             if any(e and e != w for e, w in zip(own, wanted, strict=True)):
-                raise self.refuse("dimensions of its operands were merged differently")
+                raise self.refuse("its operands have different merged dimensions")
         return result
 
     def refuse(self, reason: str) -> NotPaddedError:

@@ -58,11 +58,11 @@ class PaddedLowering(GraphLowering):
             return super()._call(node)
         row = find_padding_rule(node.target)
         if row is None:
-            raise NotPaddedError(str(node.target), "it does not say how it treats padding")
+            raise NotPaddedError(str(node.target), "it has no rule for padded inputs")
         call = PaddedCall(node, self._operand, self._lowered(node), self._validity)
         for name, value in call.values().items():
             if name not in row.shapes and sizes_in(value):
-                raise call.refuse(f"its argument {name!r} is a size that varies")
+                raise call.refuse(f"its argument {name!r} is a dynamic size")
         result, self._extents[node] = row.rule(call)
         _check(call, self._extents[node])
         return conform(result, node.meta["val"])
@@ -131,4 +131,6 @@ def _check(call: PaddedCall, extents: Any) -> None:
     )
     for tensor, known in pairs:
         if isinstance(tensor, Tensor) and tuple(map(bound_of, known)) != tuple(tensor.shape):
-            raise call.refuse(f"its rule is of {known}, its result of {tuple(tensor.shape)}")
+            raise call.refuse(
+                f"its padding rule returns {known}, but its result has shape {tuple(tensor.shape)}"
+            )

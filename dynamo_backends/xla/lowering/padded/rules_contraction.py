@@ -22,7 +22,7 @@ def _product(call: PaddedCall, left: str, right: str) -> Placed:
     added = call.get("self") if left != "self" else None
     if added is not None:
         if call.agreed(added.extents, result) != result:
-            raise call.refuse("what is added is padded otherwise than the product")
+            raise call.refuse("the added tensor and the product are padded differently")
         given["self"] = added.aligned(result).array
     return call.run(**given), result
 

@@ -21,7 +21,7 @@ def _spatial(call: PaddedCall, name: str, rank: int) -> list[int]:
     dims = list(range(x.ndim - rank, x.ndim))
     call.need_whole(name, [x.ndim - rank - 1])
     if any(len(x.extents[d]) > 1 for d in dims):
-        raise call.refuse("it slides over dimensions that were merged")
+        raise call.refuse("its windows slide over merged dimensions")
     return dims
 
 
@@ -57,7 +57,7 @@ def _need_equal_divisors(call: PaddedCall) -> None:
         padding if isinstance(padding, list | tuple) else (padding,)
     )
     if call.value("divisor_override") is None and (call.value("ceil_mode") or not included):
-        raise call.refuse("windows at the end average fewer elements")
+        raise call.refuse("windows at the border average fewer elements")
 
 
 @register_padding_rule("_adaptive_avg_pool2d.default", "_adaptive_avg_pool3d.default")

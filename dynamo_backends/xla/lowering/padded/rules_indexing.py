@@ -23,7 +23,7 @@ def index(call: PaddedCall) -> Placed:
     given: list[Any] = list(call.value("indices"))
     axes = [d for d, i in enumerate(given) if i is not None]
     if axes != list(range(axes[0], axes[-1] + 1)):
-        raise call.refuse("its indices are not of neighbouring dimensions")
+        raise call.refuse("its indices are not in adjacent dimensions")
     read: list[Any] = [None] * len(given)
     placed: list[Extents] = []
     for d in axes:
@@ -32,7 +32,7 @@ def index(call: PaddedCall) -> Placed:
         read[d] = indices.array
         if x.is_padded([d]):
             if len(x.extents[d]) > 1:
-                raise call.refuse("it reads along several dimensions that were merged")
+                raise call.refuse("it indexes several merged dimensions")
             end = jnp.asarray(call.validity.count(x.extents[d]), read[d].dtype)
             read[d] = jnp.where(read[d] < 0, read[d] + end, read[d])
         placed.append(indices.extents)
@@ -51,7 +51,7 @@ def index_put(call: PaddedCall) -> Placed:
         raise call.refuse("it does not write whole rows")
     (d,) = axes
     if len(x.extents[d]) > 1:
-        raise call.refuse("it writes along several dimensions that were merged")
+        raise call.refuse("it writes along several merged dimensions")
     wanted = (*x.extents[:d], rows.extents[0], *x.extents[d + 1 :])
     call.need_agreeing(wanted, call["values"].extents)
     read = rows.array.astype(jnp.int64)
@@ -68,7 +68,7 @@ def index_put(call: PaddedCall) -> Placed:
 def index_select(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     if x.ndim == 0 or len(x.extents[d]) > 1:
-        raise call.refuse("it reads along several dimensions that were merged")
+        raise call.refuse("it indexes several merged dimensions")
     read = call["index"].extents
     return call.run(), (*x.extents[:d], read[0] if read else (), *x.extents[d + 1 :])
 
@@ -78,7 +78,7 @@ def gather(call: PaddedCall) -> Placed:
     x, indices, d = call["self"], call["index"], call.dim("self")
     _need_same_rows(call, "index", d)
     if x.ndim and len(x.extents[d]) > 1:
-        raise call.refuse("it reads along several dimensions that were merged")
+        raise call.refuse("it indexes several merged dimensions")
     return call.run(), indices.extents
 
 
@@ -87,7 +87,7 @@ def scatter(call: PaddedCall) -> Placed:
     """Scatters each row's own values; what is written in the padding stays there."""
     x, d = call["self"], call.dim("self")
     if x.ndim == 0 or len(x.extents[d]) > 1:
-        raise call.refuse("it writes along several dimensions that were merged")
+        raise call.refuse("it writes along several merged dimensions")
     call.need_whole("index", [d])
     for name in ("index", "src"):
         if call.get(name) is not None:
@@ -98,4 +98,4 @@ def scatter(call: PaddedCall) -> Placed:
 def _need_same_rows(call: PaddedCall, name: str, dim: int) -> None:
     own, other = call["self"].extents, call[name].extents
     if any(a != b for d, (a, b) in enumerate(zip(own, other, strict=True)) if d != dim):
-        raise call.refuse(f"{name} is padded otherwise than what it belongs to")
+        raise call.refuse(f"{name} is padded differently from the tensor that it belongs to")

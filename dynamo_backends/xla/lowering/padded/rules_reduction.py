@@ -97,7 +97,7 @@ def variance(call: PaddedCall) -> Placed:
         return call.run(), (placed, placed) if with_mean else placed
     values = widen(x.whole(over))
     if not jnp.issubdtype(values.dtype, jnp.floating):
-        raise call.refuse("it is of complex numbers")
+        raise call.refuse("variance of complex numbers is not supported")
     count = _count(call, over).astype(values.dtype)
     mean = jnp.sum(values, over, keepdims=True) / count
     centred = jnp.where(valid, values - mean, 0)
@@ -124,7 +124,7 @@ def place_of_extreme(call: PaddedCall) -> Placed:
         call.need_whole("self")
     over = call.axes("self", "dim")
     if any(len(x.extents[d]) > 1 for d in over):
-        raise call.refuse("it counts places in dimensions that were merged")
+        raise call.refuse("it returns indices along merged dimensions")
     placed = x.without(over, bool(call.value("keepdim")))
     result = call.run(self=x.masked(over, lowest if "max" in name else highest))
     return result, placed if name.startswith("arg") else (placed, placed)
@@ -141,7 +141,7 @@ def cumulative(call: PaddedCall) -> Placed:
 def running_extreme(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     if x.ndim and len(x.extents[d]) > 1:
-        raise call.refuse("it counts places in dimensions that were merged")
+        raise call.refuse("it returns indices along merged dimensions")
     return call.run(), (x.extents, x.extents)
 
 
@@ -151,5 +151,5 @@ def vector_norm(call: PaddedCall) -> Placed:
     x, over = call["self"], call.axes("self", "dim")
     order = call.value("ord")
     if x.is_padded(over) and order < 0:
-        raise call.refuse("it looks for the smallest element")
+        raise call.refuse("it searches for the smallest element")
     return call.run(self=x.masked(over)), x.without(over, bool(call.value("keepdim")))

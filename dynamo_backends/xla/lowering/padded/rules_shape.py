@@ -81,7 +81,7 @@ def slice_(call: PaddedCall) -> Placed:
     if not x.is_padded([d]):
         return call.run(), placed
     if len(x.extents[d]) > 1 or (start < 0 and call.value("step") not in (None, 1)):
-        raise call.refuse("where it begins depends on a size that varies")
+        raise call.refuse("its start index depends on a dynamic size")
     if start >= 0:
         return call.run(), placed
     begin = jnp.maximum(call.validity.count(x.extents[d]) + start, 0)
@@ -98,7 +98,7 @@ def select(call: PaddedCall) -> Placed:
     if not x.is_padded([d]):
         return call.run(), placed
     if len(x.extents[d]) > 1:
-        raise call.refuse("it selects along several dimensions that were merged")
+        raise call.refuse("it selects along several merged dimensions")
     if index >= 0:
         return call.run(), placed
     place = call.validity.count(x.extents[d]) + index
@@ -116,7 +116,7 @@ def cat(call: PaddedCall) -> Placed:
     if not any(x.is_padded([d]) for x in parts):
         return call.run(), placed
     if any(len(x.extents[d]) > 1 for x in parts):
-        raise call.refuse("it joins dimensions that were merged")
+        raise call.refuse("it concatenates along merged dimensions")
     value = call.node.meta["val"]
     joined, begin = jnp.zeros(value.shape, to_jax(value.dtype)), jnp.asarray(0, jnp.int64)
     for x in parts:
@@ -160,7 +160,7 @@ def unbind(call: PaddedCall) -> Placed:
 def triangle(call: PaddedCall) -> Placed:
     x = call["self"]
     if any(len(e) > 1 for e in x.extents[-2:]):
-        raise call.refuse("it looks at places in dimensions that were merged")
+        raise call.refuse("it depends on positions in merged dimensions")
     return call.run(), x.extents
 
 
@@ -172,7 +172,7 @@ def flip(call: PaddedCall) -> Placed:
     array = x.array
     for d in dims:
         if len(x.extents[d]) > 1:
-            raise call.refuse("it turns dimensions round that were merged")
+            raise call.refuse("it flips merged dimensions")
         places = call.validity.count(x.extents[d]) - 1 - jnp.arange(bound_of(x.extents[d]))
         array = jnp.take(array, places, axis=d, mode="clip")
     return (array if any(map(x.is_padded, ([d] for d in dims))) else call.run()), x.extents
@@ -186,7 +186,7 @@ def roll(call: PaddedCall) -> Placed:
     if not x.is_padded(dims or range(x.ndim)):
         return call.run(), x.extents
     if not dims or any(len(x.extents[d]) > 1 for d in dims):
-        raise call.refuse("it rolls dimensions that were merged")
+        raise call.refuse("it rolls merged dimensions")
     array = x.array
     for shift, d in zip(call.value("shifts"), dims, strict=True):
         size = jnp.maximum(call.validity.count(x.extents[d]), 1)

@@ -29,7 +29,7 @@ def last_sort_key(dtype: Any) -> Any:
 def sort(call: PaddedCall) -> Placed:
     x, d = call["self"], call.dim("self")
     if x.ndim and len(x.extents[d]) > 1:
-        raise call.refuse("it counts places in dimensions that were merged")
+        raise call.refuse("it returns indices along merged dimensions")
     falls = call.value("largest" if "topk" in str(call.node.target) else "descending")
     result = call.run(self=x.masked([d] if x.ndim else [], lowest if falls else last_sort_key))
     placed = x.extents

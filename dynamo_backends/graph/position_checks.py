@@ -458,20 +458,51 @@ def _is_static(node: fx.Node) -> bool:
 def with_updates_withheld(checks: PositionChecks) -> PositionChecks:
     """The same for a graph that writes to its inputs: they keep their contents if its flag is set.
 
+    What else is computed from a new value reads what is kept, which is equal unless the flag is
+    set and all results are lost. A compiler then has one value to write over the old one; of two
+    it would need a copy of the old one.
+
     Args:
         checks: The checks of a graph of the kind "step", which is changed.
     """
     if checks.flag is None:
         return checks
     graph, infer = checks.graph, Inference()
-    output = graph.module.graph.output_node()
     results = list(graph.outputs)
     flag = results[checks.flag]
-    with graph.module.graph.inserting_before(output):
-        for place, at in graph.updates.items():
-            old, new = graph.placeholders[place], results[at]
-            if new is not old:
-                results[at] = infer.call(graph.module.graph, aten.where.self, flag, old, new)
-    output.args = (tuple(results),)
+    updates = {at: graph.placeholders[place] for place, at in graph.updates.items()}
+    updates = {at: old for at, old in updates.items() if results[at] is not old}
+    _compute_before(flag, {results[at] for at in updates})
+    order = {node: n for n, node in enumerate(graph.module.graph.nodes)}
+    for at, old in updates.items():
+        new = results[at]
+        last = max(new, flag, *graph.placeholders, key=order.__getitem__)
+        with graph.module.graph.inserting_after(last):
+            kept = infer.call(graph.module.graph, aten.where.self, flag, old, new)
+        later = [user for user in new.users if order.get(user, -1) > order[last]]
+        for user in later:
+            user.replace_input_with(new, kept)
+        results = [kept if r is new and n not in updates else r for n, r in enumerate(results)]
+        results[at] = kept
+    graph.module.graph.output_node().args = (tuple(results),)
     graph.module.recompile()
     return checks
+
+
+def _compute_before(value: fx.Node, others: set[fx.Node]) -> None:
+    """Moves what a value is computed from before the first of other nodes, unless it needs one."""
+    needed: set[fx.Node] = set()
+    ahead = [value]
+    while ahead:
+        node = ahead.pop()
+        if node not in needed:
+            needed.add(node)
+            ahead += node.all_input_nodes
+    if needed & others:
+        return
+    first = None
+    for node in list(value.graph.nodes):
+        if first is None and node in others and node.op != "placeholder":
+            first = node
+        elif first is not None and node in needed:
+            first.prepend(node)

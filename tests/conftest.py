@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the share of the tests that the Nth commit runs (default: this commit's)",
     )
     parser.addoption(
+        "--record-seconds",
+        action="store_true",
+        help="write what each test takes to tests/seconds.json (run it on a quiet machine)",
+    )
+    parser.addoption(
         "--samples",
         type=int,
         metavar="N",
@@ -78,6 +83,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+_durations: dict[str, float] = {}
+"""Seconds that tests took, with their fixtures."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _durations[report.nodeid] = _durations.get(report.nodeid, 0.0) + report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Records seconds, in the process that hands out the work."""
+    is_worker = hasattr(session.config, "workerinput")
+    if session.config.getoption("--record-seconds") and not is_worker:
+        rotation.record(_durations)
 
 
 @pytest.fixture(autouse=True, scope="session")

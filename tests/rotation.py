@@ -1,151 +1,39 @@
 """Which share of the tests a run without `--full` has; it moves on with every commit.
 
-The rotation is a number: the count of commits of this checkout, or what `--rotation N` says. Of
-tests with many parameters, and of those marked `long`, each run has one in so many, so that all of
-them have run after that many commits, and runs of one commit have the same. pytest's header shows
-the number; `make test ARGS="--rotation N"` repeats a run. Tests that draw random programs take
-their seeds from it, too. PyTorch's operator database, of 40,000 checks, has longer turns of its own
+The rotation is a number: the count of commits of this checkout, or what `--rotation N` says. A test
+that takes long, with all of its parameters, runs with as many of them as take `SECONDS`; of those
+marked `long` each run has one in `COMMITS`. After so many commits all of them have run, and runs of
+one commit have the same. `make test ARGS=--record-seconds` measures what tests take. pytest's
+header shows the number; `make test ARGS="--rotation N"` repeats a run. Tests that draw random
+programs take their seeds from it, too. PyTorch's operator database has longer turns of its own
 (tests/conformance).
 """
 
 import functools
+import json
 import os
 import subprocess
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
 COMMITS = 20
-"""Commits after which each parameter, and each test marked `long`, has run."""
+"""Commits after which each test, parameter, and what is marked `long` has run."""
 
-SHARES = {
-    "aot/record/test_backends.py": 4,
-    "aot/record/test_checkpoints.py": 6,
-    "aot/record/test_field_closures.py": 6,
-    "aot/record/test_field_objects.py": 6,
-    "aot/record/test_field_results.py": 6,
-    "aot/record/test_functions.py": 3,
-    "aot/record/test_hooks.py": 4,
-    "aot/record/test_nested_hooks.py": 5,
-    "aot/record/test_nodes.py": 5,
-    "aot/record/test_python_state.py": 6,
-    "aot/record/test_training.py": 6,
-    "aot/test_step_aliases.py": 3,
-    "aot/test_step_averages.py": 4,
-    "aot/test_step_crashes.py": 5,
-    "aot/test_step_checks.py": 8,
-    "aot/test_step_dtypes.py": 6,
-    "aot/test_step_hooks.py": 6,
-    "aot/test_step_hyperparameters.py": 16,
-    "aot/test_step_memory.py": 4,
-    "aot/test_step_models.py": 2,
-    "aot/test_step_modules.py": 12,
-    "aot/test_step_optimizers.py": 4,
-    "aot/test_step_outside.py": 8,
-    "aot/test_step_python.py": 20,
-    "aot/test_step_safety.py": 4,
-    "aot/test_step_state.py": 18,
-    "aot/test_step_training.py": 10,
-    "aot/test_updates.py": 4,
-    "autotune/test_ensemble.py": 2,
-    "autotune/test_planted.py": 3,
-    "autotune/test_steps.py": 12,
-    "bench/test_generation.py": 2,
-    "bench/test_planted_backends.py": 4,
-    "bench/test_resuming.py": 3,
-    "bench/test_suites.py": 2,
-    "capture/test_precompile.py": 6,
-    "capture/test_warm_up.py": 5,
-    "conformance/test_planted_backends.py": 3,
-    "conformance/test_testing.py": 3,
-    "generation/test_generate.py": 13,
-    "graph/test_canonicalize.py": 2,
-    "graph/test_fold.py": 2,
-    "inductor/test_backends.py": 2,
-    "inductor/test_images.py": 4,
-    "inductor/test_narrow_integers.py": 6,
-    "inductor/test_reduced.py": 3,
-    "inductor/test_stages.py": 3,
-    "int8/test_planted.py": 2,
-    "int8/test_quantizers.py": 3,
-    "iree/test_backend.py": 4,
-    "iree/test_models.py": 5,
-    "iree/test_trial.py": 2,
-    "kernels/test_linears.py": 2,
-    "kernels/test_small_channels.py": 17,
-    "kernels/test_winograd.py": 14,
-    "lazy/test_backends.py": 4,
-    "models/test_every_backend.py": 4,
-    "models/test_lengths.py": 4,
-    "models/test_memory.py": 6,
-    "models/test_models.py": 6,
-    "nvfuser/test_backend.py": 4,
-    "nvfuser/test_models.py": 2,
-    "nvfuser/test_operators.py": 2,
-    "openvino/test_models.py": 4,
-    "openvino/test_trial.py": 4,
-    "ort/test_errors.py": 2,
-    "ort/test_models.py": 3,
-    "ort/test_trial.py": 5,
-    "package/test_inductor.py": 2,
-    "package/test_new_process.py": 2,
-    "package/test_package.py": 3,
-    "test_autoload.py": 2,
-    "test_compiler_process.py": 5,
-    "test_containment.py": 14,
-    "test_freezing.py": 17,
-    "test_harmless.py": 2,
-    "test_picky.py": 2,
-    "test_positions.py": 18,
-    "test_ranges.py": 4,
-    "test_ranges_of_vendors.py": 14,
-    "test_regions.py": 6,
-    "test_semantics.py": 10,
-    "test_shared_programs.py": 2,
-    "test_size_arithmetic.py": 16,
-    "test_weight_views.py": 6,
-    "torchscript/test_backends.py": 8,
-    "training/test_gradients.py": 7,
-    "training/test_masked_gradients.py": 8,
-    "training/test_models.py": 2,
-    "training/test_semantics.py": 2,
-    "trt/test_cache.py": 2,
-    "trt/test_models.py": 2,
-    "trt/test_profiles.py": 2,
-    "trt/test_semantics.py": 2,
-    "tvm/test_measuring.py": 2,
-    "tvm/test_models.py": 5,
-    "tvm/test_semantics.py": 3,
-    "tvm/test_tuning.py": 2,
-    "verification/test_planted.py": 6,
-    "xla/test_convolution_programs.py": 6,
-    "xla/test_device_draws.py": 3,
-    "xla/test_lowering_attention.py": 2,
-    "xla/test_lowering_convolution.py": 2,
-    "xla/test_lowering_indexing.py": 2,
-    "xla/test_lowering_linalg.py": 6,
-    "xla/test_lowering_matmul.py": 2,
-    "xla/test_lowering_normalization.py": 2,
-    "xla/test_lowering_pointwise.py": 3,
-    "xla/test_lowering_pooling.py": 5,
-    "xla/test_lowering_recurrent.py": 5,
-    "xla/test_lowering_reduction.py": 5,
-    "xla/test_lowering_special.py": 2,
-    "xla/test_lowering_upsampling.py": 5,
-    "xla/test_mesh_inference.py": 3,
-    "xla/test_mesh_steps.py": 9,
-    "xla/test_mesh_use.py": 3,
-    "xla/test_padded.py": 18,
-    "xla/test_padded_images.py": 8,
-    "xla/test_ranks_lost.py": 4,
-    "xla/test_resident_training.py": 3,
-    "xla/test_residents.py": 3,
-}
-"""Files of whose parameters one in so many runs at each commit; at most `COMMITS`."""
+SECONDS = 1.5
+"""Seconds that each run gives to one test with all of its parameters, where that is enough to run
+each within `COMMITS`."""
+
+RECORD = Path(__file__).with_name("seconds.json")
+"""File to test to the mean seconds of one of its parameters; see `record`."""
+
+LEAST = 0.05
+"""Tests that take fewer seconds are not recorded."""
 
 VARIABLE = "DYNAMO_BACKENDS_TEST_ROTATION"
 
@@ -190,14 +78,45 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     left_out = set()
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        name, bracket, _ = item.nodeid.removeprefix("tests/").partition("[")
         if item.get_closest_marker("long"):
             if not is_in(item.nodeid, COMMITS):
                 left_out.add(item)
-        elif bracket and name.partition("::")[0] in SHARES:
-            groups.setdefault(name, []).append(item)
+        else:
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    seconds = recorded_seconds()
     for name, group in groups.items():
-        share = min(SHARES[name.partition("::")[0]], len(group))
-        first = (zlib.crc32(name.encode()) + rotation()) % share
-        left_out |= set(group) - set(group[first::share])
+        share = share_of(seconds.get(name, 0) * len(group))
+        turn = zlib.crc32(name.encode()) + rotation()
+        left_out |= {item for i, item in enumerate(group) if (i + turn) % share}
     return left_out
+
+
+def share_of(seconds: float) -> int:
+    """Of the parameters of a test that takes so long with all of them, one in so many runs."""
+    return min(COMMITS, max(1, round(seconds / SECONDS)))
+
+
+def recorded_seconds() -> dict[str, float]:
+    """Mean seconds of one parameter by test; tests that are not named take little."""
+    record = json.loads(RECORD.read_text())
+    return {f"{file}::{test}": s for file, tests in record.items() for test, s in tests.items()}
+
+
+def record(durations: Mapping[str, float]) -> None:
+    """Writes what tests took into `RECORD`; of tests that did not run the old seconds stay.
+
+    Args:
+        durations: Seconds by the name of a test with its parameter, as in pytest's reports.
+    """
+    taken: dict[str, list[float]] = {}
+    for name, seconds in durations.items():
+        taken.setdefault(name.partition("[")[0], []).append(seconds)
+    root = Path(__file__).parents[1]
+    found = {n: s for n, s in recorded_seconds().items() if (root / n.partition("::")[0]).exists()}
+    found |= {name: round(mean(seconds), 2) for name, seconds in taken.items()}
+    files: dict[str, dict[str, float]] = {}
+    for name in sorted(found):
+        if found[name] >= LEAST:
+            file, _, test = name.partition("::")
+            files.setdefault(file, {})[test] = found[name]
+    RECORD.write_text(json.dumps(files, indent=1) + "\n")

@@ -36,21 +36,29 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     rotation.rotation.cache_clear()
 
 
-def test_each_item_runs_within_so_many_commits(at: Any):
-    items: list[Any] = [Item(f"tests/a.py::long{i}", long=True) for i in range(50)]
+def test_each_item_runs_within_so_many_commits(at: Any, monkeypatch: pytest.MonkeyPatch):
+    items: list[Any] = [Item(f"tests/a.py::marked{i}", long=True) for i in range(50)]
     items += [Item("tests/a.py::short"), Item("tests/a.py::short[parameter]")]
-    for name in rotation.SHARES:
+    seconds = {}
+    for taken in (0.4, 2.0, 9.0, 1000.0):
+        seconds[f"tests/b.py::alone_{taken}"] = taken
+        items.append(Item(f"tests/b.py::alone_{taken}"))
         for count in (1, 3, 50):
-            items += [Item(f"tests/{name}::test_{count}[{i}]") for i in range(count)]
+            seconds[f"tests/b.py::test_{taken}_{count}"] = taken
+            items += [Item(f"tests/b.py::test_{taken}_{count}[{i}]") for i in range(count)]
+    monkeypatch.setattr(rotation, "recorded_seconds", lambda: seconds)
     runs = dict.fromkeys(items, 0)
     for number in range(1000, 1000 + rotation.COMMITS):
         at(number)
         left_out = rotation.left_out(items)
+        taken = [seconds.get(item.nodeid.partition("[")[0], 0) for item in set(items) - left_out]
+        assert sum(taken) < sum(seconds.get(i.nodeid.partition("[")[0], 0) for i in items) / 5
         for item in set(items) - left_out:
             runs[item] += 1
     assert min(runs.values()) >= 1
     assert sum(runs.values()) < rotation.COMMITS * len(items) / 2
     assert runs[Item("tests/a.py::short[parameter]")] == rotation.COMMITS
+    assert runs[Item("tests/b.py::alone_0.4")] == rotation.COMMITS
 
 
 def test_seeds_and_parts_are_others_each_time(at: Any):
@@ -61,10 +69,19 @@ def test_seeds_and_parts_are_others_each_time(at: Any):
     assert not first[1] & set(rotation.part(100, 4))
 
 
-def test_files_with_shares_exist():
-    here = Path(__file__).parent
-    assert [name for name in rotation.SHARES if not (here / name).exists()] == []
-    assert max(rotation.SHARES.values()) <= rotation.COMMITS
+def test_seconds_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "seconds.json"
+    file.write_text('{"tests/test_rotation.py": {"test_old": 3.5}, "tests/gone.py": {"test_x": 9}}')
+    monkeypatch.setattr(rotation, "RECORD", file)
+    here = "tests/test_rotation.py"
+    rotation.record({f"{here}::test_new[1]": 1.0, f"{here}::test_new[2]": 2.0, f"{here}::fast": 0})
+    assert rotation.recorded_seconds() == {f"{here}::test_old": 3.5, f"{here}::test_new": 1.5}
+
+
+def test_files_with_seconds_exist():
+    root = Path(__file__).parents[1]
+    files = {name.partition("::")[0] for name in rotation.recorded_seconds()}
+    assert [name for name in files if not (root / name).exists()] == []
 
 
 HANGS = """

@@ -26,12 +26,12 @@ Hooks = Mapping[int, Callable[..., Any]]
 
 
 def accumulation(leaf: Tensor) -> Any:
-    """Returns the autograd node that accumulates a leaf's gradient, while anybody holds it."""
+    """Returns a leaf's `AccumulateGrad` node, which lives while somebody holds it."""
     return get_gradient_edge(leaf).node
 
 
 def hooks_of_node(node: Any) -> tuple[Hooks, Hooks]:
-    """Hooks before and after an autograd node, by handle; these are the tables that it uses.
+    """Returns the live tables of an autograd node's pre-hooks and post-hooks, by handle.
 
     Hooks in C++ are not among them: nothing tells of those.
     """
@@ -41,7 +41,7 @@ def hooks_of_node(node: Any) -> tuple[Hooks, Hooks]:
 
 @contextlib.contextmanager
 def keep_node_hooks(leaf: Tensor) -> Iterator[None]:
-    """Inside: `torch.utils.swap_tensors` may replace a leaf, and with it its autograd node.
+    """Keeps a leaf's autograd node hooks across `swap_tensors` (context manager).
 
     The new node calls the hooks of the old one, also those that are removed or added later. The old
     node holds the new one, since a node without a holder loses its hooks.
@@ -82,12 +82,12 @@ class _Own:
 
 
 def count_registrations() -> int:
-    """Returns how many hooks Python code has registered, without those of this package."""
+    """Returns how many hooks Python code has registered so far; this package's excluded."""
     return RemovableHandle.next_id - _Own.registrations
 
 
 def note_registrations(count: int = 1) -> None:
-    """Leaves hooks that are about to be registered out of `count_registrations`."""
+    """Excludes the next `count` hook registrations from `count_registrations`."""
     _Own.registrations += count
 
 
@@ -113,12 +113,12 @@ top_saved_tensors_hooks: Any = torch._C._autograd._top_saved_tensors_default_hoo
 
 
 def saved_tensors_hooks() -> Any:
-    """The innermost pair of hooks through which autograd saves tensors now; None: there is none."""
+    """Returns the innermost pack and unpack hooks for saved tensors in force, or None."""
     return top_saved_tensors_hooks(False)
 
 
 def tables_of_global_hooks() -> list[Hooks]:
-    """Hooks of all optimizers of the process, by handle."""
+    """Returns the tables of step hooks registered for all optimizers, by handle."""
     optimizers = sys.modules[torch.optim.Optimizer.__module__]
     return [getattr(optimizers, f"_global_optimizer_{kind}_hooks") for kind in ("pre", "post")]
 

@@ -37,14 +37,14 @@ _UPDATES = "dynamo_backends.updates"
 
 
 def aot_autograd(**compilers: Any) -> Callable[..., Any]:
-    """torch's own adapter from AOT Autograd to a Dynamo backend function."""
+    """Returns a Dynamo backend function that passes AOT graphs to these compilers."""
     from torch._dynamo.backends.common import aot_autograd as adapter
 
     return adapter(**compilers)
 
 
 def aot_cache_is_enabled() -> bool:
-    """Returns whether torch caches AOT Autograd's output for later processes."""
+    """Returns whether torch keeps AOT Autograd's output on disk for later processes."""
     from torch._functorch import config
 
     kept: bool = torch._dynamo.config.caching_precompile or config.bundled_autograd_cache
@@ -52,7 +52,7 @@ def aot_cache_is_enabled() -> bool:
 
 
 def must_keep_compiled() -> bool:
-    """Returns whether AOT Autograd's result has to be serializable: inside `aot_compile`."""
+    """Returns whether AOT Autograd's result must be serializable (in `aot_compile`)."""
     from torch._functorch import config
 
     required: bool = config.force_autograd_cache
@@ -60,7 +60,7 @@ def must_keep_compiled() -> bool:
 
 
 def returning_kept(compiler: Callable[[fx.GraphModule, Sequence[Any]], Any]) -> Callable[..., Any]:
-    """Tells AOT Autograd that a graph compiler returns `precompile.KeptCode`."""
+    """Wraps a graph compiler to tell AOT Autograd that its results are serializable."""
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
     from torch._inductor.output_code import OutputCode
 
@@ -68,7 +68,7 @@ def returning_kept(compiler: Callable[[fx.GraphModule, Sequence[Any]], Any]) -> 
 
 
 def in_form_to_save(called: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns AOT Autograd's result in the form that `aot_compile` saves."""
+    """Wraps AOT Autograd's result in the type that `aot_compile` can save."""
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
 
     if getattr(called, "serialize", None) is None:
@@ -77,7 +77,7 @@ def in_form_to_save(called: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
-    """While AOT Autograd runs: what it keeps is found again for this compiler alone."""
+    """Adds a compiler's hash to torch's cache keys (context manager)."""
     if compiler is None:
         return nullcontext()
     config: Any = torch.compiler.config
@@ -89,7 +89,7 @@ def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
 
 
 def static_input_indices(captured: fx.GraphModule, functional: fx.Graph) -> Collection[int]:
-    """Inside an AOT Autograd callback: which of Dynamo's inputs are parameters and buffers.
+    """Returns which of Dynamo's inputs are weights; for an AOT Autograd callback.
 
     Where a wrapper has more in it than a tensor, as a DTensor its mesh, AOT Autograd miscounts.
 
@@ -113,7 +113,7 @@ _DUTIES = (
 
 
 def only_calls_graph(inputs: int, updates: int) -> bool:
-    """Inside an AOT Autograd callback for inference: whether a call of the graph is all of a call.
+    """Returns whether AOT Autograd's runtime wrappers have nothing to do at a call.
 
     Else AOT Autograd makes views, wraps subclasses, sets the grad mode or changes what an input is.
     That it turns the caller's grad mode and autocast off is not counted.
@@ -135,7 +135,7 @@ def only_calls_graph(inputs: int, updates: int) -> bool:
 
 
 def note_updates(gm: fx.GraphModule) -> None:
-    """Inside an AOT Autograd callback for inference: notes what the graph writes to its inputs.
+    """Annotates an AOT inference graph's output with the inputs that it mutates.
 
     Left out are inputs that become another tensor (`set_`), or change their shape or strides.
     """
@@ -167,14 +167,14 @@ def _gets_contents(info: Any, result: Any) -> bool:
 
 
 def mutated_placeholders(joint: fx.Graph) -> list[fx.Node]:
-    """Inputs of a joint graph that are written to after the forward graph has run."""
+    """Returns a joint graph's placeholders that are mutated after its forward part."""
     descriptions = joint.output_node().meta.get("desc") or ()
     targets = {getattr(desc, "mutated_input", None) for desc in descriptions} - {None}
     return [p for p in joint.find_nodes(op="placeholder") if p.meta.get("desc") in targets]
 
 
 def noted_updates(graph: fx.Graph) -> dict[int, int]:
-    """Returns which inputs get which results as new contents (see `note_updates`).
+    """Returns the mutations that `annotate_input_mutations` noted: placeholder to result.
 
     Returns:
         From positions of placeholders to positions of results.
@@ -197,19 +197,19 @@ def _has_subclasses(metadata: Any) -> bool:
 
 
 def without_autocast() -> AbstractContextManager[None]:
-    """Inside: autocast is off for every kind of device."""
+    """Disables autocast on all devices (context manager)."""
     off: AbstractContextManager[None] = torch._C._DisableAutocast()
     return off
 
 
 def is_autocast_on() -> bool:
-    """Returns whether autocast is on for any device; it is off in AOT Autograd's callbacks."""
+    """Returns whether autocast is on for any device; False in AOT Autograd's callbacks."""
     enabled: bool = torch._C._is_any_autocast_enabled()
     return enabled
 
 
 def keep_saved_tensors() -> None:
-    """Inside an AOT Autograd callback: says that the backward graph overwrites no saved tensor.
+    """Clears the donated buffers of the graph being compiled, so `retain_graph` works.
 
     AOT Autograd offers saved tensors to the compiler as scratch memory, and forbids
     `retain_graph=True` because of it.
@@ -220,7 +220,7 @@ def keep_saved_tensors() -> None:
 
 
 def running_backward() -> Any:
-    """The autograd node whose backward is running in this thread; None if none keeps its graph.
+    """Returns the autograd node running in this thread; None unless its graph is kept.
 
     A graph is kept with `retain_graph=True`, and with `create_graph=True` unless that is off.
     """
@@ -230,13 +230,13 @@ def running_backward() -> Any:
 
 
 def after_backward(function: Callable[[], object]) -> None:
-    """Inside a backward pass: has a function called when that has ended, if it does not fail."""
+    """Queues a function to be called when the running backward pass has succeeded."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(function)
 
 
 def partition_function(name: str) -> Callable[..., Any]:
-    """AOT Autograd's splitting of a joint graph: "default" or "min_cut"."""
+    """Returns torch's joint-graph partitioner "default" or "min_cut"."""
     from torch._functorch import partitioners
 
     functions: dict[str, Callable[..., Any]] = {
@@ -247,17 +247,17 @@ def partition_function(name: str) -> Callable[..., Any]:
 
 
 def is_of_backward(node: fx.Node) -> bool:
-    """Returns whether a node of a joint graph was traced in the backward pass."""
+    """Returns whether a joint graph's node was traced in the backward pass."""
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def mark_as_backward(node: fx.Node) -> None:
-    """Says that a node of a joint graph belongs to the backward pass."""
+    """Tags a joint graph's node as part of the backward pass."""
     node.meta = {**node.meta, "partitioner_tag": "is_backward"}
 
 
 def checkpoint_draws() -> tuple[Any, Any]:
-    """The operators with which a checkpoint draws and saves the generator's state; and redraws."""
+    """Returns the operators that run and save, or restore, an RNG state in a checkpoint."""
     from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
     return run_and_save_rng_state, run_with_rng_state
@@ -266,7 +266,7 @@ def checkpoint_draws() -> tuple[Any, Any]:
 def divide_by_min_cut(
     joint: fx.GraphModule, late: Collection[fx.Node], early_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """torch's division of a graph in two, which chooses what the second part rematerializes.
+    """Splits a graph in two by torch's min-cut partitioner, which rematerializes values.
 
     Args:
         joint: The graph; its nodes get marks.
@@ -296,23 +296,23 @@ def divide_by_min_cut(
 
 
 def mark_backward_pass(nodes: Iterable[fx.Node], number: int) -> None:
-    """Says which backward pass of a step nodes belong to; tracing the graph again keeps that."""
+    """Marks nodes with the number of their backward pass; the mark survives retracing."""
     _mark(nodes, _PASS, number)
 
 
 def backward_pass(node: fx.Node) -> int | None:
-    """Returns which backward pass a node belongs to; None: to none."""
+    """Returns the number of the backward pass that a node belongs to, or None."""
     number: int | None = (node.meta.get("custom") or {}).get(_PASS)
     return number
 
 
 def mark_generator_state(nodes: Iterable[fx.Node], state: str) -> None:
-    """Says what eager's generator would draw from; tracing the graph again keeps that."""
+    """Marks random calls with the generator state they use; the mark survives retracing."""
     _mark(nodes, _STATE, state)
 
 
 def state_of_generator(node: fx.Node) -> str | None:
-    """Returns what a draw draws from; None if nobody said so."""
+    """Returns the generator state that `mark_generator_state` put on a node, or None."""
     state: str | None = (node.meta.get("custom") or {}).get(_STATE)
     return state
 
@@ -323,13 +323,13 @@ def _mark(nodes: Iterable[fx.Node], key: str, value: Any) -> None:
 
 
 def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[int, Any]]:
-    """Returns a leaf's hooks by handle: on its gradient, and after that has been accumulated."""
+    """Returns a leaf's gradient hooks and post-accumulate-grad hooks, by handle."""
     accumulated = tensor._post_accumulate_grad_hooks
     return tensor._backward_hooks or {}, accumulated or {}
 
 
 def with_hooks_on_gradient(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Returns those of many tensors that have such hooks."""
+    """Returns those tensors that have hooks on their gradients."""
     several = [t for t in tensors if t is not None]
     if not (any(map(_backward_hooks, several)) or any(map(_accumulated_hooks, several))):
         return []
@@ -341,7 +341,7 @@ _accumulated_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 
 def tables_of_hooks(owner: torch.nn.Module | torch.optim.Optimizer) -> list[Mapping[int, Any]]:
-    """The hooks of a module or an optimizer by handle; these are the tables that it uses."""
+    """Returns the live tables of a module's or an optimizer's hooks, by handle."""
     names = (
         ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
         if isinstance(owner, torch.nn.Module)

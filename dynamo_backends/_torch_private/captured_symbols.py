@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 
 class CapturedSymbols:
-    """The symbols of a graph; to be made inside a backend called by Dynamo.
+    """The symbolic sizes of a captured graph, for compiling it after the capture.
 
     Dynamo's guards are made when the backend returns. What is assumed of symbols after that is
     guarded by nobody, so whoever compiles has to look at `assumed`.
@@ -52,7 +52,7 @@ class CapturedSymbols:
         }
 
     def context(self, inputs: Sequence[Any]) -> Any:
-        """Returns a tracing context in which AOT Autograd finds the symbols.
+        """Returns a `TracingContext` in which AOT Autograd reuses the captured symbols.
 
         Args:
             inputs: Inputs of the same sizes as those of the capture.
@@ -65,18 +65,18 @@ class CapturedSymbols:
         return made
 
     def assumed(self) -> list[sympy.Basic]:
-        """Returns what was assumed since the capture, over the symbols in `numbers`."""
+        """Returns the guards added since the capture, over the symbols in `numbers`."""
         return [self._resolved(guard.expr) for guard in self._env.guards[self._guards :]]
 
     def _resolved(self, expression: sympy.Basic) -> sympy.Basic:
-        """Without symbols that were known to be others; newer replacements are assumptions."""
+        """Rewrites symbols that the capture had replaced; later replacements stay."""
         while (made := expression.xreplace(self._replacements)) != expression:
             expression = made
         return expression
 
 
 def mark_dims(tensor: Tensor, kinds: Sequence[str]) -> None:
-    """Has Dynamo treat a tensor's dimensions so; with `dynamic=True`.
+    """Marks each dimension static or dynamic, for a `dynamic=True` compilation.
 
     Args:
         tensor: An input.

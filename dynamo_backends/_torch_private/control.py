@@ -37,21 +37,21 @@ set_callback: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame
 
 
 def current_callback(callback: Any) -> Any:
-    """Returns what takes the place of a callback under the `torch.compiler.set_stance` in force."""
+    """Returns the callback that Dynamo uses in place of one under the current stance."""
     from torch._dynamo import eval_frame
 
     return eval_frame._callback_from_stance(callback)
 
 
 def dynamo_context(backend: str | Callable[..., Any], dynamic: bool | None, fullgraph: bool) -> Any:
-    """Dynamo's own decorator for a backend, with its callback and hooks."""
+    """Returns `torch._dynamo.optimize`'s decorator for a backend."""
     import torch._dynamo
 
     return torch._dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic)
 
 
 def entry_hooks(context: Any) -> tuple[Callable[[], Callable[[], Any]], ...]:
-    """Returns hooks that do what Dynamo's decorator does before a call; each returns its undo."""
+    """Returns the hooks to call before Dynamo runs code; each returns its undo function."""
     return (*getattr(context, "enter_exit_hooks", ()), _guards_as_the_stance_says)
 
 
@@ -64,7 +64,7 @@ def _guards_as_the_stance_says() -> Callable[[], Any]:
 
 
 class CaptureEverything:
-    """Dynamo's callback, except that the modules of torch.nn are captured too.
+    """A Dynamo frame callback that also captures the modules of torch.nn.
 
     Dynamo passes over frames of torch's own files. `torch.compile` wraps such a module in a
     function; under a `with` block nothing does.
@@ -90,7 +90,7 @@ class CaptureEverything:
 
     @classmethod
     def ask_again(cls) -> Callable[[], None]:
-        """A hook: undoes that Dynamo, passing over torch.nn, decided never to look there again."""
+        """Makes Dynamo look again at torch.nn frames that it chose to skip (entry hook)."""
         from torch._C._dynamo.eval_frame import (
             _FrameAction,
             _FrameExecStrategy,
@@ -164,7 +164,7 @@ class SharedPatch:
         self._undo: Callable[[], None] = lambda: None
 
     def begin(self, change: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-        """Makes the change if nobody uses it yet; returns what ends this use of it."""
+        """Applies the change unless it is applied already; returns the function that ends it."""
         with self._lock:
             if not self._users:
                 self._undo = change()
@@ -183,7 +183,7 @@ _graphs = SharedPatch()
 
 
 def stance_per_thread(of_this_thread: Callable[[], str | None]) -> Callable[[], None]:
-    """Makes Dynamo's stance in each thread what a function returns, unless that is None.
+    """Patches Dynamo to take its stance from a function of the thread, until ended.
 
     Args:
         of_this_thread: The same function in every use.
@@ -209,7 +209,7 @@ def stance_per_thread(of_this_thread: Callable[[], str | None]) -> Callable[[], 
 
 
 def original_module(module: nn.Module) -> nn.Module:
-    """Returns what `torch.compile(module)` was given; any other module as it is."""
+    """Unwraps `torch.compile(module)`; returns any other module as it is."""
     from torch._dynamo import OptimizedModule
 
     while isinstance(module, OptimizedModule):
@@ -218,7 +218,7 @@ def original_module(module: nn.Module) -> nn.Module:
 
 
 def is_compiled(fn: Any) -> bool:
-    """Returns whether a call of it goes through Dynamo: `torch.compile(fn)`, `module.compile()`."""
+    """Returns whether `torch.compile` or `module.compile` has wrapped a callable."""
     from torch._dynamo import OptimizedModule
 
     if isinstance(fn, nn.Module):
@@ -227,7 +227,7 @@ def is_compiled(fn: Any) -> bool:
 
 
 def wrap_to_run_only(fn: Any, hook: Callable[[], Callable[[], Any]]) -> Any:
-    """Wraps a function so that only compiled code runs, with a hook around each call."""
+    """Wraps a callable so that Dynamo compiles nothing, only runs compiled code."""
     from torch._dynamo.eval_frame import DisableContext, RunOnlyContext
 
     class RunOnly(RunOnlyContext):
@@ -245,7 +245,7 @@ def wrap_to_run_only(fn: Any, hook: Callable[[], Callable[[], Any]]) -> Any:
 
 
 def disabled(fn: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-    """A function, class or module that Dynamo leaves alone; `around` wraps what is called."""
+    """Wraps a function, class or module so that Dynamo skips it."""
     from torch._dynamo.eval_frame import DisableContext
 
     class Disable(DisableContext):
@@ -262,7 +262,7 @@ def disabled(fn: Any, around: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def torch_backends(debugging: bool = False) -> list[str]:
-    """Returns the backends that torch knows by name, those of other packages included.
+    """Returns the names of the backends that torch knows, other packages' included.
 
     Args:
         debugging: Whether to list those as well that serve torch's own debugging.
@@ -274,7 +274,7 @@ def torch_backends(debugging: bool = False) -> list[str]:
 
 
 def not_traced(fn: Any) -> Any:
-    """Marks a function: where a captured frame calls it, there is a graph break."""
+    """Marks a function as disabled: a captured call of it breaks the graph (decorator)."""
     fn._torchdynamo_disable = True
     fn._torchdynamo_disable_msg = "it changes what Dynamo does"
     return fn
@@ -283,7 +283,7 @@ def not_traced(fn: Any) -> Any:
 def with_options(
     backend: str | Callable[..., Any], options: Mapping[str, Any], dynamic: bool | None
 ) -> Callable[..., Any]:
-    """Returns a backend that is called with options; equal ones are one backend to Dynamo.
+    """Wraps a backend with options; equal options make backends equal to Dynamo.
 
     Args:
         backend: A name that torch knows, or a function that takes `options`.
@@ -299,7 +299,7 @@ def with_options(
 def intercepted_graphs(
     around: Callable[[CodeType, fx.GraphModule, Callable[[], Callable[..., Any]]], Any],
 ) -> Iterator[None]:
-    """Inside, whatever backend compiles a graph, in any thread, is called through `around`.
+    """Passes each graph's compilation, in any thread, through `around` (context manager).
 
     Args:
         around: Given the code that the graph comes from, the graph and what compiles it; returns
@@ -331,7 +331,7 @@ def intercepted_graphs(
 
 @contextlib.contextmanager
 def compiled_frames(told: Callable[[CodeType], None]) -> Iterator[None]:
-    """Inside, `told` gets the code of each frame that Dynamo has compiled, in any thread."""
+    """Calls `told` with the code of each frame Dynamo compiles (context manager)."""
     from torch._dynamo.convert_frame import register_bytecode_hook
 
     def hook(code: CodeType, new_code: CodeType) -> None:
@@ -345,7 +345,7 @@ def compiled_frames(told: Callable[[CodeType], None]) -> Iterator[None]:
 
 
 def compile_id() -> str | None:
-    """Inside a compilation by Dynamo in this thread: its name, such as "0/1"."""
+    """Returns Dynamo's id of this thread's compilation, such as "0/1"; None outside."""
     from torch._guards import CompileContext
 
     found = CompileContext.current_compile_id()
@@ -353,32 +353,32 @@ def compile_id() -> str | None:
 
 
 def compiled_function() -> str | None:
-    """Inside a compilation by Dynamo in this thread: its name of the function, such as "0"."""
+    """Returns the function's part of the current compile id, such as "0"; None outside."""
     name = compile_id()
     return None if name is None else name.partition("/")[0]
 
 
 def compilation_metrics() -> list[Any]:
-    """Dynamo's own records of its last 64 compilations."""
+    """Returns Dynamo's metrics of its last 64 compilations."""
     from torch._dynamo.utils import get_compilation_metrics
 
     return get_compilation_metrics()
 
 
 class RuntimeMode(TorchDispatchMode):
-    """A dispatch mode under which Dynamo captures what it captures without it."""
+    """A dispatch mode that Dynamo ignores: it captures and compiles as if without it."""
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Dynamo refuses to compile under any other mode."""
+        """Returns True, without which Dynamo would not compile under this mode."""
         return True
 
 
 @contextlib.contextmanager
 def left_out(mode: TorchDispatchMode) -> Iterator[None]:
-    """Takes the mode off the stack if it is on top."""
+    """Pops a dispatch mode if it is on top of the stack (context manager)."""
     from torch.utils import _python_dispatch as modes
 
     if modes._get_current_dispatch_mode() is not mode:
@@ -389,5 +389,5 @@ def left_out(mode: TorchDispatchMode) -> Iterator[None]:
 
 
 def in_backward() -> bool:
-    """Returns whether autograd is running in this thread."""
+    """Returns whether this thread is running a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -12,7 +12,7 @@ import torch
 
 
 def default_store() -> Any:
-    """Returns the store of the default process group, on a connection of its own."""
+    """Opens a new connection to the default process group's store."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     store: Any = _get_default_store()
@@ -20,14 +20,14 @@ def default_store() -> Any:
 
 
 def host_of(store: Any) -> str:
-    """Returns the host of the `TCPStore` behind a store; empty: it is of another kind."""
+    """Returns the host name of the `TCPStore` behind a store; "" for other stores."""
     while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
     return str(getattr(store, "host", ""))
 
 
 def process_group(name: str) -> Any | None:
-    """Returns the process group that functional collectives call so; None: there is none."""
+    """Returns the process group of that name in functional collectives; None if none."""
     from torch.distributed.distributed_c10d import _resolve_process_group
 
     try:
@@ -37,7 +37,7 @@ def process_group(name: str) -> Any | None:
 
 
 def cpu_backend(group: Any) -> str:
-    """Returns the backend of a process group for CPU tensors, such as "gloo"; empty: none."""
+    """Returns a process group's backend name for CPU tensors, such as "gloo"; "" if none."""
     kinds: dict[str, str] = dict(
         each.split(":") for each in torch.distributed.get_backend_config(group).split(",")
     )

@@ -26,21 +26,21 @@ from torch.autograd import profiler
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:
-    """Returns the function that `torch.compile(backend=name)` calls."""
+    """Returns the function registered for `torch.compile(backend=name)`."""
     from torch._dynamo import lookup_backend as look_up
 
     return look_up(name)
 
 
 def dynamo_counters() -> Any:
-    """Dynamo's own counts of graphs, breaks and frames."""
+    """Returns Dynamo's live counters of graphs, breaks and frames."""
     from torch._dynamo.utils import counters
 
     return counters
 
 
 def is_capturing() -> bool:
-    """Returns whether Dynamo or AOT Autograd compiles something now, in any thread."""
+    """Returns whether any thread is inside a compilation by Dynamo or AOT Autograd."""
     from torch._dynamo import callback_handler
 
     name = "_CompilationCallbackHandler__pending_callbacks_counter"
@@ -52,7 +52,7 @@ _excluding: list[threading.Thread] = []
 
 @contextlib.contextmanager
 def without_captures() -> Iterator[None]:
-    """Inside: Dynamo captures nothing in other threads; they wait."""
+    """Makes Dynamo captures of other threads wait (context manager)."""
     from torch._dynamo.convert_frame import compile_lock
 
     with compile_lock:
@@ -64,7 +64,7 @@ def without_captures() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """A thread that is not in the child would hold the lock for ever."""
+    """Frees the compile lock in a forked child whose parent's other thread held it."""
     if _excluding and _excluding[0] is not threading.current_thread():
         from torch._dynamo.convert_frame import compile_lock
 
@@ -78,14 +78,14 @@ if hasattr(os, "register_at_fork"):
 
 
 def dynamo_control_flow() -> tuple[type[Exception], ...]:
-    """Exceptions by which a compiler tells Dynamo to trace anew, or to leave a frame alone."""
+    """Returns Dynamo's exceptions for retracing and skipping, which must not be caught."""
     from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
     return RestartAnalysis, SkipFrame
 
 
 def raised_through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
-    """Returns an error of a backend that Dynamo raises as it is.
+    """Makes a copy of a backend's error that Dynamo does not wrap in its own.
 
     Dynamo wraps what a backend raises in `BackendCompilerFailed`, and lets errors pass that are of
     that class. The result is of that class and of the error's own, so that both can be caught.
@@ -125,7 +125,7 @@ def _passing(kind: Any) -> Any:
 
 
 def captured_arguments() -> tuple[tuple[str, ...], str, str]:
-    """Inside a backend that Dynamo calls: names of the captured function's arguments.
+    """Returns the argument names of the function that Dynamo is capturing.
 
     Returns:
         Those that have names, in order, without "self"; the one of further positional arguments;
@@ -149,26 +149,26 @@ def captured_arguments() -> tuple[tuple[str, ...], str, str]:
 
 
 def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> bool:
-    """Returns the accuracy rule of PyTorch's own benchmark runners."""
+    """Returns whether a result passes the accuracy check of PyTorch's benchmarks."""
     from torch._dynamo.utils import same as rule
 
     return rule(reference, result, fp64_reference, **settings)
 
 
 def is_profiled() -> bool:
-    """Returns whether a profiler of torch's is recording, in whatever thread. Takes about 50 ns."""
+    """Returns whether a torch profiler is recording in any thread; takes about 50 ns."""
     return profiler._is_profiler_enabled
 
 
 def compile_id() -> str:
-    """Returns Dynamo's id of the current compilation, such as "0/1"; empty without one."""
+    """Returns Dynamo's id of this thread's compilation, such as "0/1"; "" outside."""
     from torch._guards import CompileContext
 
     return str(CompileContext.current_compile_id() or "")
 
 
 def trace_artifact(name: str, payload: Callable[[], Any], compilation: str) -> None:
-    """Adds a JSON document to torch's structured logs (`TORCH_TRACE`), if anybody keeps them.
+    """Writes a JSON document to torch's structured logs (`TORCH_TRACE`), if they are on.
 
     Args:
         name: Name of the document.

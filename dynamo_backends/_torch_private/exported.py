@@ -59,7 +59,7 @@ def export_functional(
     dynamic_shapes: Any,
     rules: Mapping[Any, Callable[..., Any]],
 ) -> ExportedProgram:
-    """Returns a model as a functional graph of ATen calls, whose inputs its weights are.
+    """Exports a model as a functional ATen graph whose weights are inputs.
 
     Args:
         model: What is traced.
@@ -79,12 +79,12 @@ def export_functional(
 
 
 def guards_of(exported: ExportedProgram) -> list[str]:
-    """Returns what was assumed of sizes besides their ranges, as Python code."""
+    """Returns an exported program's size assumptions beyond ranges, as Python code."""
     return list(exported._guards_code)
 
 
 def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
-    """Returns the graph, its signature and the ranges of its symbols in types that JSON has.
+    """Returns graph, signature and symbol ranges of a program as JSON types.
 
     Weights, example inputs, source lines and code of guards are left out.
     """
@@ -95,7 +95,7 @@ def program_to_dict(exported: ExportedProgram) -> dict[str, Any]:
 
 
 def graph_to_dict(module: fx.GraphModule) -> dict[str, Any]:
-    """As `program_to_dict`, of a functional graph whose inputs and outputs are tensors."""
+    """Returns a functional graph of tensors in the form of `program_to_dict`."""
     module = copy.deepcopy(module)
     for node in module.graph.nodes:
         node.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
@@ -123,7 +123,7 @@ def _stripped(program: bytes) -> dict[str, Any]:
 
 
 def program_from_dict(program: Mapping[str, Any]) -> tuple[fx.GraphModule, Any]:
-    """Returns the graph with fake tensors, and its signature, from `program_to_dict`.
+    """Rebuilds a graph with fake tensors, and its signature, from `program_to_dict`.
 
     What is executed of it is looked up by name: the caller checks the names before.
     """
@@ -142,7 +142,7 @@ def program_from_dict(program: Mapping[str, Any]) -> tuple[fx.GraphModule, Any]:
 
 
 def _typed(hint: Any, data: Any) -> Any:
-    """JSON as the dataclasses of torch's schema.
+    """Converts JSON to torch's schema dataclasses, faster than torch's own function.
 
     As torch's `_dict_to_dataclass`, which evaluates the hints of a class for each of its objects:
     most of the time that loading a graph takes.
@@ -176,5 +176,5 @@ _known_hints: dict[Any, dict[str, Any]] = {}
 
 
 def describe_input(place: fx.Node, index: int) -> None:
-    """Notes with a placeholder which input it is, as AOT Autograd does."""
+    """Writes an input's index into a placeholder's `desc`, as AOT Autograd does."""
     place.meta["desc"] = PlainAOTInput(index)

@@ -25,14 +25,14 @@ def fork_safe_lock() -> threading.Lock:
 
 
 def fork_safe_rlock() -> Any:
-    """As `fork_safe_lock`, reentrant; in the child the thread that forked still holds its own."""
+    """Returns a reentrant lock that a forked child finds free, or held by its own thread."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock
 
 
 def immortal_in_children(native: Any) -> None:
-    """Has a vendor's object live for ever in forked children.
+    """Keeps a vendor's object alive for ever in forked children, where freeing would hang.
 
     Freeing it would wait for its threads, which are not there.
 

@@ -60,31 +60,31 @@ DUAL_LEVELS = _existing((forward_ad, "enter_dual_level"))
 
 
 def is_transforming() -> bool:
-    """Returns whether torch calls of this thread are transformed."""
+    """Returns whether this thread is inside a torch.func transform."""
     return _C._functorch.peek_interpreter_stack() is not None
 
 
 def without_autograd() -> Any:
-    """Inside: autograd takes no part in operators below the levels of transforms, but on these."""
+    """Excludes autograd's dispatch keys, below the transforms (context manager)."""
     include, exclude = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     return _C._ForceDispatchKeyGuard(include, exclude | _AUTOGRAD)
 
 
 def with_autograd() -> Any:
-    """Inside: autograd takes part in these operators again."""
+    """Admits autograd's dispatch keys again inside `without_autograd` (context manager)."""
     include, exclude = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     return _C._ForceDispatchKeyGuard(include, exclude - _AUTOGRAD)
 
 
 @contextlib.contextmanager
 def outside_transforms() -> Iterator[None]:
-    """Inside: nothing is transformed, no dispatch mode sees it, and autograd takes part."""
+    """Leaves all transforms and dispatch modes; autograd is on (context manager)."""
     with temporarily_clear_interpreter_stack(), _disable_current_modes(), with_autograd():
         yield
 
 
 def change_metadata(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Changes the shape of a wrapper in place.
+    """Applies an in-place view operator, such as `squeeze_`, to a wrapper's metadata.
 
     Args:
         func: An operator that changes a view, such as `aten.squeeze_.dims`.
@@ -96,14 +96,14 @@ def change_metadata(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def out_of_place(func: Any) -> Any:
-    """Returns the operator that makes a view where another one changes it; None: there is none."""
+    """Returns the overload without "_" of an in-place view operator; None if none."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     packet = getattr(torch.ops.aten, name, None) if func.namespace == "aten" else None
     return getattr(packet, func._overloadname, None)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """Returns the tensor that torch.func's transforms have wrapped, once or several times."""
+    """Removes all of torch.func's wrappers from a tensor."""
     functorch: Any = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -112,7 +112,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def transforms_given(substitute: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside: torch.func's transforms in this thread wrap what stands in for a tensor.
+    """Makes this thread's transforms wrap a tensor's substitute (context manager).
 
     They wrap their arguments in C++, of which torch function modes see nothing.
 

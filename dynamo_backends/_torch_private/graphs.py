@@ -27,19 +27,19 @@ ONLY = "_handle"
 
 
 def dynamo_input_index(placeholder: fx.Node) -> int | None:
-    """Returns which of Dynamo's inputs a placeholder of an AOT graph is; None: none of them."""
+    """Returns the index among Dynamo's inputs of an AOT graph's placeholder, or None."""
     desc = _unwrapped(placeholder.meta.get("desc"))
     return getattr(desc, "idx", None) if is_plain(placeholder) else None
 
 
 def owner_index(placeholder: fx.Node) -> int | None:
-    """As `dynamo_input_index`; for a tensor inside of a wrapper, such as a DTensor, the wrapper."""
+    """Returns the index of the Dynamo input, maybe a wrapper, a placeholder is part of."""
     desc = _outermost(placeholder.meta.get("desc"))
     return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTInput" else None
 
 
 def updated_owners(graph: fx.Graph) -> frozenset[int]:
-    """Returns which of Dynamo's inputs an AOT graph updates, or something inside of."""
+    """Returns indices of the Dynamo inputs that a graph mutates, in whole or in part."""
     descs = map(_outermost, graph.output_node().meta.get("desc") or ())
     found = [mutated_input_index(desc) for desc in descs]
     return frozenset(i for i in found if i is not None)
@@ -55,7 +55,7 @@ _INNER = ("SubclassGetAttrAOTInput", "SubclassGetAttrAOTOutput")
 
 
 def described_input_index(placeholder: fx.Node) -> int | None:
-    """As `dynamo_input_index`; for a base that replaced several views of it, the first of these."""
+    """Returns a placeholder's Dynamo input; for a base of views, the first view's."""
     return _index(placeholder.meta.get("desc"))
 
 
@@ -67,20 +67,20 @@ def _index(desc: Any) -> int | None:
 
 
 def dynamo_source_name(placeholder: fx.Node) -> str | None:
-    """Returns where a placeholder of a graph of Dynamo's comes from: "L['self']._modules['fc']"."""
+    """Returns a placeholder's source in the user's code: "L['self']._modules['fc']"."""
     source = getattr(placeholder, "_dynamo_source", None)
     return source.name if source is not None else None
 
 
 def forward_of(module: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a module's code. Unlike a call of the module, it prints nothing when it raises."""
+    """Returns a module's generated `forward`, which prints nothing when it raises."""
     _LazyGraphModule.force_recompile(module)
     forward: Callable[..., Any] = module.forward
     return forward
 
 
 def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
-    """Returns a module whose Python code is made when it is first called or read.
+    """Makes a module whose Python code is generated when it is first called or read.
 
     Args:
         root: Has the attributes that the graph reads.
@@ -90,7 +90,7 @@ def lazy_graph_module(root: torch.nn.Module, graph: fx.Graph) -> fx.GraphModule:
 
 
 def copy_captured(captured: fx.GraphModule) -> fx.GraphModule:
-    """Returns a copy of a graph of Dynamo's, with what AOT Autograd knows of its inputs."""
+    """Copies a graph of Dynamo's with the sources and metadata that AOT Autograd reads."""
     nodes: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
     graph.output(graph.graph_copy(captured.graph, nodes))
@@ -107,7 +107,7 @@ def copy_captured(captured: fx.GraphModule) -> fx.GraphModule:
 
 
 def captured_static_inputs(captured: fx.GraphModule) -> frozenset[int]:
-    """Returns which inputs of a graph of Dynamo's are parameters and buffers."""
+    """Returns the indices of a captured graph's parameters and buffers."""
     return frozenset(
         i
         for i, node in enumerate(captured.graph.find_nodes(op="placeholder"))
@@ -116,20 +116,20 @@ def captured_static_inputs(captured: fx.GraphModule) -> frozenset[int]:
 
 
 def takes_wrappers_apart(graph: fx.Graph) -> bool:
-    """Returns whether an AOT graph has inputs out of wrappers that hold more than a tensor."""
+    """Returns whether inputs are inner tensors of subclasses with other attributes."""
     descs = [p.meta.get("desc") for p in graph.find_nodes(op="placeholder")]
     return any(type(x).__name__ in _INNER and x.attr != ONLY for x in descs)
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """Under which name a function that a graph calls can be imported: "torch.conv2d"."""
+    """Returns the name by which a function can be imported, such as "torch.conv2d"."""
     from torch.fx.node import _get_qualified_name
 
     return _get_qualified_name(function)
 
 
 def is_plain(placeholder: fx.Node) -> bool:
-    """Returns whether a placeholder of an AOT graph is one of Dynamo's inputs."""
+    """Returns whether an AOT graph's placeholder is one of Dynamo's inputs as it is."""
     return type(_unwrapped(placeholder.meta.get("desc"))).__name__ == "PlainAOTInput"
 
 
@@ -139,7 +139,7 @@ def is_tangent(placeholder: fx.Node) -> bool:
 
 
 def updated_inputs(graph: fx.Graph) -> dict[int, Any]:
-    """Returns the new content of each of Dynamo's inputs that an AOT graph updates.
+    """Returns the new values of mutated Dynamo inputs, by their indices.
 
     A base that several views have in common counts as the first of these.
     """
@@ -151,7 +151,7 @@ def updated_inputs(graph: fx.Graph) -> dict[int, Any]:
 
 
 def mutated_input_index(desc: Any) -> int | None:
-    """Returns which of Dynamo's inputs an AOT graph's output is the new content of."""
+    """Returns the Dynamo input that an AOT output mutates, by its `desc`; else None."""
     desc = _unwrapped(desc)
     if type(desc).__name__ != "InputMutationAOTOutput":
         return None
@@ -159,6 +159,6 @@ def mutated_input_index(desc: Any) -> int | None:
 
 
 def output_index(desc: Any) -> int | None:
-    """Returns which of Dynamo's outputs an output of an AOT graph is, by its `desc`."""
+    """Returns an AOT output's index among Dynamo's outputs, by its `desc`; else None."""
     desc = _unwrapped(desc)
     return getattr(desc, "idx", None) if type(desc).__name__ == "PlainAOTOutput" else None

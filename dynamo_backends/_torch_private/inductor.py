@@ -49,7 +49,7 @@ from dynamo_backends._torch_private.tracing import (
 
 
 def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """Compiles a functional graph with static shapes; `inputs` are its fake inputs."""
+    """Compiles a functional graph with static shapes, given its fake inputs."""
     from torch._inductor import config, standalone_compile
 
     with torch.no_grad(), _compiling(), config.patch(settings_for_casts(gm.graph)):
@@ -57,7 +57,7 @@ def compile_with_inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Returns the decompositions that Inductor traces with, without those of random draws."""
+    """Returns Inductor's decompositions except those of random operators."""
     from torch._inductor.decomposition import select_decomp_table
 
     import_module("torch._inductor.lowering")  # which a decomposition reads without importing it
@@ -68,7 +68,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
 def compile_step_with_inductor(
     gm: fx.GraphModule, inputs: Sequence[Any], kept: Collection[int]
 ) -> tuple[Callable[[list[Tensor]], Sequence[Any]], Sequence[tuple[int, ...] | None]]:
-    """Compiles a functional graph that is part of a step, decomposed as Inductor wants it.
+    """Compiles a decomposed part of a training step; returns its output strides too.
 
     Args:
         gm: The graph.
@@ -118,7 +118,7 @@ def compile_step_with_inductor(
 
 
 def mode_for_inductor() -> FakeTensorMode:
-    """Returns Inductor's context for fake inputs of a graph with static shapes.
+    """Makes a `FakeTensorMode` with a `ShapeEnv`, which Inductor's disk cache needs.
 
     It has a record of sizes, without which Inductor does not keep graphs on disk.
     """
@@ -148,7 +148,7 @@ def compile_frozen_with_inductor(
 def compile_decomposed_with_inductor(
     module: fx.GraphModule, inputs: Sequence[Tensor], settings: dict[str, Any]
 ) -> Callable[..., Any]:
-    """As `compile_frozen_with_inductor`, without AOT Autograd, which would trace the graph again.
+    """Compiles a decomposed graph with frozen weights, without retracing it.
 
     Args:
         module: See there; decomposed as Inductor wants it, and no output is an input, a weight, or
@@ -217,7 +217,7 @@ def _without_cudagraphs(module: fx.GraphModule) -> dict[str, Any]:
 
 @contextmanager
 def _freezing(context: Any) -> Iterator[None]:
-    """Inside, Inductor freezes weights, and keeps what it compiles on disk.
+    """Makes Inductor freeze weights and keep its code on disk (context manager).
 
     Args:
         context: The `TracingContext` of the compilation.
@@ -259,7 +259,7 @@ class _Metadata:
 
 
 def _lifted(module: fx.GraphModule) -> list[Tensor]:
-    """The constants of a module, whose graph gets placeholders for them, before all others."""
+    """Turns a module's constants into leading placeholders; returns their values."""
     first = next(iter(module.graph.nodes))
     constants = module.graph.find_nodes(op="get_attr")
     values = [attrgetter(str(node.target))(module) for node in constants]
@@ -275,7 +275,7 @@ def _lifted(module: fx.GraphModule) -> list[Tensor]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Inside, Inductor compiles as this package has it do.
+    """Sets up Inductor: joined kernels, cache keys with the vector ISA (context manager).
 
     Kernels share files. Graphs kept on disk are for processors with these vectors: their loops are
     written for one width, which is no part of Inductor's key; compiled on another processor that
@@ -295,7 +295,7 @@ def _compiling() -> Iterator[None]:
 def compile_quantized_with_inductor(
     module: fx.GraphModule, inputs: Sequence[Tensor]
 ) -> Callable[..., Any]:
-    """Compiles a module some of whose weights are torchao's tensors.
+    """Compiles a module some of whose weights are torchao tensors.
 
     Args:
         module: Functional calls and modules of linear layers.
@@ -359,7 +359,7 @@ def _followed_by(passes: Any, last: Callable[[fx.Graph], None]) -> Callable[[fx.
 
 
 def import_inductor() -> None:
-    """Imports what compiling takes; two threads that did so would see modules half made."""
+    """Imports Inductor's modules in advance, which is not safe in two threads at once."""
     for name in ("compile_fx", "codecache", "cpp_builder", "cpu_vec_isa", "graph"):
         import_module(f"torch._inductor.{name}")
 
@@ -390,7 +390,7 @@ def prepacked_convolution(
     padding: Sequence[int],
     groups: int,
 ) -> Callable[[Tensor], Tensor]:
-    """oneDNN's convolution, not dilated, as Inductor calls it where weights are frozen.
+    """Packs a weight for oneDNN; returns the convolution as Inductor's freezing does.
 
     Args:
         image: Image of the shape and layout that it will be called with.

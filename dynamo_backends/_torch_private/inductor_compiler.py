@@ -25,7 +25,7 @@ from dynamo_backends._torch_private.forks import fork_safe_lock, fork_safe_rlock
 
 
 def load_cpp(source: str) -> Any:
-    """Compiles C++ as Inductor compiles its own, or finds it in Inductor's cache on disk.
+    """Compiles C++ with Inductor's flags, or loads it from Inductor's disk cache.
 
     Args:
         source: May include `torch/csrc/inductor/cpp_prefix.h`, which has the vectors of this
@@ -43,7 +43,7 @@ def load_cpp(source: str) -> Any:
 
 @functools.cache
 def _kernel_cache() -> Any:
-    """Inductor's cache of libraries, with its kernels' flags and without a precompiled header."""
+    """Returns an Inductor `CppCodeCache` with the flags of its kernels."""
     from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
 
     flags = CppPythonBindingsCodeCache.cpp_compile_command_flags
@@ -55,7 +55,7 @@ _vectors = fork_safe_lock()
 
 
 def find_vectors() -> None:
-    """Lets Inductor find the vectors of this processor where torch itself computes with them.
+    """Presets Inductor's list of CPU vector ISAs, which saves slow test compilations.
 
     It would compile a file for each kind of vectors, seconds each, to see whether torch's libraries
     have functions for them. They have if torch's own kernels are for the largest kind. Extensions
@@ -96,7 +96,7 @@ _CASTS = frozenset({torch.ops.aten._to_copy.default, torch.ops.prims.convert_ele
 
 
 def settings_for_casts(graph: fx.Graph) -> dict[str, Any]:
-    """Settings of Inductor by which casts to less precise types round.
+    """Returns the Inductor config for graphs that cast to float16 or bfloat16.
 
     They make loops in float16 and bfloat16 round after each operator, as eager does, so graphs
     without such a cast do not get them.
@@ -120,7 +120,7 @@ _patching = fork_safe_rlock()
 
 @contextmanager
 def forgetting_constants() -> Iterator[None]:
-    """Lets what is compiled inside, and its weights, live only as long as its caller.
+    """Frees compiled code and its frozen weights with its caller (context manager).
 
     Torch would keep modules with weights until the process ends, to remove their files if it is
     asked for that; and the class of each graph that it has pickled, which has the graph's weights.
@@ -147,7 +147,7 @@ def forgetting_constants() -> Iterator[None]:
 
 @contextmanager
 def packed_weights_in_cache() -> Iterator[None]:
-    """Inside, Inductor keeps graphs on disk also if frozen weights are in layouts of oneDNN.
+    """Lets Inductor cache graphs with oneDNN-packed weights (context manager).
 
     Other frozen weights are part of a key by their metadata alone, and are taken from the graph
     that is compiled when a kept one is loaded. Those of oneDNN are refused, as they cannot be

@@ -107,7 +107,7 @@ PyMODINIT_FUNC PyInit_kernel(void) {
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """The source of a kernel that can share a file with others.
+    """A kernel's C++ source, split so that it can share a file with others.
 
     Attributes:
         argtypes: Argtypes of its arguments, in C++.
@@ -123,7 +123,7 @@ class Kernel:
 
     @classmethod
     def of(cls, argtypes: list[str], source: str) -> "Kernel | None":
-        """None for what would not be the same inside a namespace: macros, several entries."""
+        """Splits a kernel's source; None if it cannot be put into a namespace, as macros."""
         lines = source.strip().splitlines()
         count = next((n for n, x in enumerate(lines) if x and not x.startswith("#include ")), 0)
         body = "\n".join(lines[count:])
@@ -139,7 +139,7 @@ _inside = 0  # compilations; all threads see the same class
 
 @contextmanager
 def joined_kernels() -> Iterator[None]:
-    """Inside, Inductor compiles a graph's C++ kernels in few files, and loads them from there."""
+    """Makes Inductor compile a graph's C++ kernels in few files (context manager)."""
     global _inside
     async_compile: Any = import_module("torch._inductor.async_compile")
     if sys.platform == "win32" or not hasattr(async_compile, "get_compile_threads"):
@@ -203,7 +203,7 @@ def _joining() -> Any:
 
 
 def shared_out(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
-    """Splits texts into groups of about the same length; none if there is nothing to join."""
+    """Splits kernels into `count` groups of similar source length; empty if too few."""
     if len(kernels) < 2:
         return []
     groups: list[list[Kernel]] = [[] for _ in range(max(1, min(count, len(kernels))))]
@@ -216,7 +216,7 @@ def shared_out(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
 
 
 def joined(kernels: Sequence[Kernel]) -> str:
-    """Returns the source of a module whose function `kernel0` is the first kernel, and so on."""
+    """Returns one C++ module with the functions `kernel0`, `kernel1` and so on."""
     includes = dict.fromkeys(line for kernel in kernels for line in kernel.includes)
     bodies = (f"namespace part{n} {{\n{k.body}\n}}" for n, k in enumerate(kernels))
     return "\n".join([*includes, *bodies, _bindings(range(len(kernels)))])
@@ -236,7 +236,7 @@ _compilations = itertools.count()
 
 
 def defer_precompiled_header() -> AbstractContextManager[Any]:
-    """Leaves Inductor's header to be read whole by the first compilations of a process.
+    """Makes first compilations parse Inductor's header directly (context manager).
 
     To precompile it takes three times as long as to read it. Later compilations read a
     precompiled header, if the user's setting has them do so, in a third of the time.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def start_lazy_backend() -> None:
-    """Makes the device "lazy" usable, by torch's own backend on TorchScript."""
+    """Registers torch's TorchScript backend for the device "lazy"."""
     from torch._lazy import ts_backend
 
     ts_backend.init()
@@ -28,14 +28,14 @@ def lazy_fallbacks() -> dict[str, int]:
 
 
 def lazy_id(tensor: Tensor) -> int:
-    """Returns what identifies a lazy tensor."""
+    """Returns a lazy tensor's unique id."""
     from torch._lazy import get_tensor_id
 
     return get_tensor_id(tensor)
 
 
 def lazy_graph(tensors: Sequence[Tensor]) -> tuple[str, list[int], list[Any]]:
-    """Returns the pending computation of lazy tensors.
+    """Returns hash, input ids and input values of lazy tensors' pending computation.
 
     Returns:
         The hash under which it is kept once it is compiled, and the lazy ids and the values of the
@@ -64,7 +64,7 @@ def lazy_sync(tensors: Sequence[Tensor]) -> None:
 
 
 def lazy_run(hash: str, inputs: Sequence[Any]) -> list[Tensor]:
-    """Runs a compiled computation on CPU tensors.
+    """Runs the computation cached under a hash on CPU tensors.
 
     Raises:
         RuntimeError: There is none under that hash (any more).

@@ -22,36 +22,36 @@ make_gradients: Any = torch.autograd._make_grads
 
 
 def edge_of(tensor: Tensor) -> tuple[Any, int]:
-    """Returns where a backward pass meets the gradient of a tensor."""
+    """Returns a tensor's gradient edge: its autograd node and output number."""
     node = tensor.grad_fn or get_gradient_edge(tensor).node
     return node, tensor.output_nr
 
 
 def autograd_node_class(name: str) -> type | None:
-    """Returns the C++ class of autograd nodes of a name such as "AddmmBackward0"."""
+    """Returns an autograd node's C++ class by name, as "AddmmBackward0"; None if none."""
     kind: type | None = getattr(torch._C._functions, name, None)
     return kind
 
 
 def sequence_number(node: Any) -> int:
-    """Later nodes have larger ones, and nodes that accumulate the largest."""
+    """Returns a node's sequence number: larger for later nodes, largest for leaves."""
     number: int = node._sequence_nr()
     return number
 
 
 def input_metadata(node: Any) -> tuple[Any, ...]:
-    """Shape, dtype and device of each gradient that a node gets."""
+    """Returns shape, dtype and device of each gradient that a node receives."""
     metadata: tuple[Any, ...] = node._input_metadata
     return metadata
 
 
 def is_accumulation(node: Any) -> bool:
-    """Returns whether a node accumulates the gradient of a leaf."""
+    """Returns whether a node is `AccumulateGrad`, which adds to a leaf's gradient."""
     return hasattr(node, "variable") and node.name() == "torch::autograd::AccumulateGrad"
 
 
 def saves_tensors(node: Any) -> bool:
-    """Returns whether a node keeps tensors for the backward pass."""
+    """Returns whether nodes of this class save tensors for the backward pass."""
     kind = type(node)
     saves = _SAVES.get(kind)
     if saves is None:
@@ -63,7 +63,7 @@ _SAVES: dict[type, bool] = {}
 
 
 def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Computes the gradients of a node's inputs; its hooks are not called."""
+    """Runs a node on gradients, without its hooks; returns one gradient per input."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         given = [
             torch.zeros(tuple(m.shape), dtype=m.dtype, device=m.device) if g is None else g
@@ -78,14 +78,14 @@ def call_node(node: Any, gradients: Sequence[Tensor | None]) -> tuple[Tensor | N
 def bound_arguments(
     forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a function's forward with their defaults, as `Function.apply` has them."""
+    """Binds arguments to a custom function's `forward`, with defaults filled in."""
     bound = inspect.signature(forward).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.args, bound.kwargs
 
 
 def version_of(tensor: Tensor) -> int:
-    """Returns how often a tensor has been written to; no mode is asked."""
+    """Returns a tensor's version counter, without calling function modes."""
     with torch._C.DisableTorchFunction():
         version: int = tensor._version
         return version
@@ -111,18 +111,18 @@ NO_TASK = -1
 
 
 def early_stop_setting(argument: bool) -> bool:
-    """Returns whether recomputations end early: as the process says, or else the argument."""
+    """Returns whether checkpoints stop recomputing early: global setting, or argument."""
     setting = checkpoint._enable_checkpoint_early_stop
     return argument if setting is None else bool(setting)
 
 
 def generator_state() -> Tensor:
-    """Returns the state of torch's generator, also in a trace."""
+    """Returns the default CPU generator's state, also while tracing."""
     with disable_current_modes(), torch._C.DisableTorchFunction():
         return torch.default_generator.get_state()
 
 
 def set_generator_state(state: Tensor) -> None:
-    """Puts torch's generator back."""
+    """Sets the default CPU generator's state, also while tracing."""
     with disable_current_modes(), torch._C.DisableTorchFunction():
         torch.default_generator.set_state(state)

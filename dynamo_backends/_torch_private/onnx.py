@@ -17,14 +17,14 @@ from torch.utils import _pytree as pytree
 
 
 def onnx_registry(opset: int) -> Any:
-    """Returns the lowerings from ATen to ONNX that `torch.onnx.export(dynamo=True)` uses."""
+    """Returns the lowerings of `torch.onnx.export(dynamo=True)` for an opset version."""
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     return ONNXRegistry.from_torchlib(opset)
 
 
 def onnx_placeholder(node: fx.Node, model: Any, values: dict[str, Any], registry: Any) -> None:
-    """Adds a graph input to an ONNX model; `values` gets the value for the node's name."""
+    """Adds a placeholder as an input of an ONNX model; enters it in `values`."""
     from torch.onnx._internal.exporter import _core
 
     opset = _core._get_onnxscript_opset(registry.opset_version)
@@ -36,7 +36,7 @@ def onnx_placeholder(node: fx.Node, model: Any, values: dict[str, Any], registry
 def onnx_call(
     node: fx.Node, model: Any, values: dict[str, Any], constants: dict[Any, Any], registry: Any
 ) -> None:
-    """Adds the lowering of one ATen call to an ONNX model.
+    """Adds an ATen call's lowering to an ONNX model; enters its results in `values`.
 
     Args:
         node: The call.
@@ -61,14 +61,14 @@ def onnx_call(
 
 
 def onnx_opset_imports(model: Any) -> None:
-    """Declares every operator set that an ONNX model uses."""
+    """Adds opset imports for every operator domain that an ONNX model uses."""
     from torch.onnx._internal.exporter._ir_passes import add_opset_imports
 
     add_opset_imports(model)
 
 
 def promote_types(module: fx.GraphModule, fakes: Sequence[Any], mode: FakeTensorMode) -> None:
-    """Makes torch's type promotion explicit, in place, with casts before the calls that need them.
+    """Inserts casts, in place, where torch would promote arguments to another dtype.
 
     Other calls are not run: the graph knows what they give.
 

@@ -31,7 +31,7 @@ ELEMENTWISE_PROMOTION = {
 
 
 def is_composite(op: OpOverload) -> bool:
-    """Returns whether torch always replaces an operator by others while tracing.
+    """Returns whether tracing always decomposes an operator (CompositeImplicitAutograd).
 
     Not one that devices have kernels of their own for, as for silu_backward.
     """
@@ -41,12 +41,12 @@ def is_composite(op: OpOverload) -> bool:
 
 
 def all_operator_names() -> tuple[str, ...]:
-    """Returns every operator that torch knows by now, such as "aten::softmax.int"."""
+    """Returns the names of all operators registered so far, as "aten::softmax.int"."""
     return tuple(torch._C._dispatch_get_all_op_names())
 
 
 def composite_names() -> frozenset[str]:
-    """Returns those that torch always replaces by others: "aten.softmax", "aten.softmax.int"."""
+    """Returns names of composite operators, with and without overload: "aten.softmax.int"."""
     kind = "CompositeImplicitAutograd"
     names = set()
     for name in all_operator_names():
@@ -58,7 +58,7 @@ def composite_names() -> frozenset[str]:
 
 
 def counts_flops(op: OpOverload) -> bool:
-    """Returns whether torch counts an operator's floating-point operations: products and such."""
+    """Returns whether torch has a FLOP formula for an operator, as for matmuls."""
     from torch.utils.flop_counter import flop_registry
 
     return op.overloadpacket in flop_registry
@@ -66,7 +66,7 @@ def counts_flops(op: OpOverload) -> bool:
 
 @functools.cache
 def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """torch's core ATen decompositions, but for composite operators.
+    """Returns torch's core ATen decompositions, without those of composite operators.
 
     Tracing replaces those anyway; looking for them among all operators takes 0.3 seconds.
     """
@@ -77,7 +77,7 @@ def core_decompositions() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def all_decompositions() -> dict[OpOverload, Callable[..., Any]]:
-    """Returns every decomposition that torch has, the core ones first."""
+    """Returns all of torch's decompositions; where two exist, the core one."""
     from torch._decomp import decomposition_table
 
     core = core_aten_decompositions()

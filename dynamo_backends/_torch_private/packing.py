@@ -37,12 +37,12 @@ _OPS = ("placeholder", "call_function", "get_attr", "output")
 
 
 class UnserializableError(Exception):
-    """A graph has something that this form cannot express; the message says what."""
+    """Raised when a graph cannot be serialized, such as one with symbolic sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Functions:
-    """The functions that graphs call besides operators.
+    """Names for the functions, besides operators, that serialized graphs may call.
 
     Attributes:
         name_of: The name of a function; None: it has none.
@@ -58,7 +58,7 @@ class Functions:
 
 
 def only(functions: Mapping[str, Callable[..., Any]]) -> Functions:
-    """Returns functions by their names, of graphs that call no others."""
+    """Makes a table in which only these functions, by name, may be called."""
     return Functions({f: name for name, f in functions.items()}.get, functions.__getitem__)
 
 
@@ -69,7 +69,7 @@ FUNCTIONAL = only({"getitem": operator.getitem})
 def graph_to_text(
     graph: fx.Graph, functions: Functions = FUNCTIONAL, kept: Collection[str] = ()
 ) -> str:
-    """Returns a graph as text: a line of JSON for each node.
+    """Serializes a graph as one line of JSON per node.
 
     Args:
         graph: The graph.
@@ -92,7 +92,7 @@ def graph_to_text(
 
 
 def graph_from_text(text: str, functions: Functions = FUNCTIONAL) -> fx.Graph:
-    """Returns the graph that `graph_to_text` wrote; its fake tensors are of the mode in force.
+    """Rebuilds a graph from `graph_to_text`, with fake tensors of the active mode.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: It is not what `graph_to_text` makes, or
@@ -116,7 +116,7 @@ def graph_from_text(text: str, functions: Functions = FUNCTIONAL) -> fx.Graph:
 
 
 def pack_static(gm: fx.GraphModule) -> dict[str, bytes]:
-    """Returns a functional graph with its fake tensors, as data, without the user's modules.
+    """Serializes a static-shape graph and its constants as named byte strings.
 
     Fake tensors get memory of their own, also those that are views of others.
 
@@ -139,7 +139,7 @@ def pack_static(gm: fx.GraphModule) -> dict[str, bytes]:
 
 
 def unpack_static(parts: Mapping[str, bytes]) -> fx.GraphModule:
-    """The graph that was packed, with fake tensors of the mode in which torch compiles.
+    """Rebuilds the graph that `pack_static` serialized, in torch's current fake mode.
 
     Raises:
         ValueError, KeyError, TypeError, AttributeError: See `graph_from_text`.
@@ -324,7 +324,7 @@ def _looks(tensor: FakeTensor) -> list[Any]:
 
 
 def _fake(looks: list[Any]) -> Tensor:
-    """Called under a fake mode."""
+    """Makes the fake tensor that was serialized; needs an active fake mode."""
     size, stride, offset, dtype, device, requires_grad, is_parameter = looks
     dtype = _setting(dtype)
     if offset:

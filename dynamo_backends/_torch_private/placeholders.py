@@ -40,7 +40,7 @@ FOREACH_TYPES: list[type] = getattr(_foreach_utils, "_foreach_supported_types", 
 
 
 def pop_function_modes(depth: int) -> None:
-    """Leaves torch function modes until there are as many as before.
+    """Pops torch function modes until only `depth` of them are left.
 
     Args:
         depth: How many.
@@ -50,7 +50,7 @@ def pop_function_modes(depth: int) -> None:
 
 
 class WrapperTensor(Tensor):
-    """A tensor with metadata and no contents; every operator on it is refused.
+    """A tensor with metadata but no data yet; operators on it raise.
 
     `x.__class__` is Tensor, as code that asks for it expects.
     """
@@ -59,7 +59,7 @@ class WrapperTensor(Tensor):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """As of an ordinary tensor."""
+        """Returns `Tensor`, as code that asks for the class expects."""
         return Tensor
 
     @classmethod
@@ -73,17 +73,17 @@ class WrapperTensor(Tensor):
         return func(*args, **kwargs)
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
-        """As of an ordinary tensor, which `become` may have made of it."""
+        """Formats the tensor as an ordinary one, which it may have become."""
         return str(Tensor.__repr__(_contents_of(self), **kwargs))
 
     @classmethod
     def refusal(cls, func: Any) -> Exception:
-        """Returns the error of an operator that does not know of a step's replay."""
+        """Returns the error to raise when an operator is called on a pending tensor."""
         return NotImplementedError(f"{func} was called on a placeholder tensor, which has no data")
 
 
 def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:
-    """Makes a wrapper subclass instance without memory of its own.
+    """Makes a pending tensor of a class, with the metadata of `like`.
 
     Args:
         cls: Its class.
@@ -102,7 +102,7 @@ def make_wrapper(cls: type[WrapperTensor], like: Any) -> Any:
 
 
 def become(wrapper: WrapperTensor, real: Tensor) -> bool:
-    """Makes an ordinary tensor of a wrapper, with the contents of another one.
+    """Swaps real contents into a pending tensor, which keeps its Python identity.
 
     Args:
         wrapper: Keeps its identity in Python.
@@ -126,7 +126,7 @@ def become(wrapper: WrapperTensor, real: Tensor) -> bool:
 
 
 def contents_of(values: Any) -> Any:
-    """Puts ordinary tensors in the places of what `become` has left behind, in a tree of values."""
+    """Replaces pending tensors that have been materialized by their contents, in a pytree."""
     return tree_map(_contents_of, values)
 
 

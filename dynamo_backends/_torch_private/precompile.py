@@ -27,7 +27,7 @@ KEPT = frozenset(
 
 
 class KeptCode(OutputCode):
-    """A compiled functional graph in the form that AOT Autograd can keep.
+    """A compiled graph that AOT Autograd can pickle: recompiled from `remake` on loading.
 
     Pickled are the instructions alone; a copy from another process follows them when AOT Autograd
     has loaded it.
@@ -44,25 +44,25 @@ class KeptCode(OutputCode):
         self._remake = remake
 
     def __call__(self, inputs: Sequence[Any]) -> Any:
-        """Runs the graph; clears the list of inputs."""
+        """Runs the compiled graph; clears the list of inputs."""
         assert self._run is not None
         return self._run(inputs)  # type: ignore[arg-type]
 
     def prepare_for_serialization(self) -> None:
-        """Called on a copy that is going to be pickled."""
+        """Drops the compiled function, on the copy that torch pickles."""
         self._run = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Called on a copy that was loaded."""
+        """Recompiles the graph, on a copy that torch has loaded."""
         if self._run is None:
             self._run = self._remake()
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
-        """Called with Inductor's kernels, which are not ours to keep."""
+        """Ignores Inductor's kernels, which this code does not use."""
 
 
 def pack(gm: fx.GraphModule, kept: Collection[str] = KEPT) -> bytes:
-    """Returns a functional graph with its fake tensors, as bytes, without the user's modules.
+    """Pickles a functional graph with its fake tensors; symbolic sizes are allowed.
 
     Args:
         gm: The graph.
@@ -72,7 +72,7 @@ def pack(gm: fx.GraphModule, kept: Collection[str] = KEPT) -> bytes:
 
 
 def unpack(data: bytes) -> fx.GraphModule:
-    """The graph that was packed, with fake tensors of the mode in which torch loads it."""
+    """Unpickles a graph from `pack`, in torch's current fake mode; trusted data only."""
     gm = GraphPickler.loads(data, mode_of_compilation())
     assert isinstance(gm, fx.GraphModule)
     gm.recompile()
@@ -80,7 +80,7 @@ def unpack(data: bytes) -> fx.GraphModule:
 
 
 def mode_of_compilation() -> FakeTensorMode:
-    """Returns the fake mode with which torch compiles now, or a new one."""
+    """Returns the fake mode of torch's current compilation, or a new one."""
     context = TracingContext.try_get()
     mode = context.fake_mode if context is not None else None
     return mode or FakeTensorMode(shape_env=ShapeEnv())

@@ -41,7 +41,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def scaler_that(code: CodeType) -> GradScaler | None:
-    """Returns the scaler whose method called the torch function that is handled now.
+    """Returns the `GradScaler` whose method made the current torch call; None if none.
 
     Args:
         code: The method's code object.
@@ -65,7 +65,7 @@ def _frame_of(code: CodeType) -> FrameType | None:
 
 
 def step_without_overflow(optimizer: Any, overflows: Sequence[Any]) -> Any:
-    """Takes an optimizer's step, as a scaler does: unless one of some tensors is not zero."""
+    """Calls `optimizer.step()` unless an overflow flag is nonzero, as GradScaler does."""
     if not overflows:
         return optimizer.step()
     return _take_step(None, optimizer, {OVERFLOWS: dict(enumerate(overflows))})
@@ -75,15 +75,15 @@ _take_step: Any = GradScaler._maybe_opt_step
 
 
 def unscales(optimizer: Any) -> bool:
-    """Returns whether an optimizer divides gradients by the scale itself, in a fused step."""
+    """Returns whether an optimizer's fused step unscales the gradients itself."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def set_unscales(optimizer: Any, value: bool) -> None:
-    """Says whether it does so from now on."""
+    """Sets whether an optimizer's step unscales the gradients itself."""
     optimizer._step_supports_amp_scaling = value
 
 
 def forget_unfinished(scaler: GradScaler) -> None:
-    """As if `update` had been called."""
+    """Resets a scaler's per-optimizer states, as its `update` does."""
     scaler._per_optimizer_states = defaultdict(grad_scaler._refresh_per_optimizer_state)

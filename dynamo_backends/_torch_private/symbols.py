@@ -18,13 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def marked_ranges(value: Any) -> dict[int, tuple[int, int | None]]:
-    """Returns the dimensions that `torch._dynamo.mark_dynamic` has marked, each with its bounds."""
+    """Returns the (min, max) bounds of dimensions marked by `mark_dynamic`."""
     marked = getattr(value, "_dynamo_dynamic_range", ())
     return {each.dim: (each.min or 2, each.max) for each in marked}
 
 
 class FreshSymbols:
-    """Symbols for the sizes of fake tensors that a compiler, or a decomposition, is given.
+    """New symbolic sizes in a `ShapeEnv` of their own, standing for given expressions.
 
     Args:
         values: What each is in one call, at least 2; expressions stand for what is not made of
@@ -59,7 +59,7 @@ class FreshSymbols:
         self._given = {own: given for given, own in self._own.items()}
 
     def size(self, expression: sympy.Expr) -> torch.SymInt:
-        """Returns a symbolic integer.
+        """Returns a `SymInt` for an expression over the given symbols.
 
         Args:
             expression: Over the symbols that were given.
@@ -74,17 +74,17 @@ class FreshSymbols:
         return made
 
     def tensor(self, sizes: Any, strides: Any, like: Tensor) -> Tensor:
-        """Returns a fake tensor of symbolic sizes and strides."""
+        """Returns a fake tensor with these sizes and strides, dtype and device of `like`."""
         with self.mode:
             return torch.empty_strided(sizes, strides, dtype=like.dtype, device=like.device)
 
     def given(self, expression: sympy.Expr) -> sympy.Expr:
-        """Returns an expression over the new symbols, over those that were given."""
+        """Rewrites an expression over the new symbols in terms of the given ones."""
         return expression.xreplace(self._given)
 
     @property
     def guards(self) -> list[sympy.Basic]:
-        """Returns what a compiler has assumed of the symbols that were given."""
+        """Returns the guards that a compiler added, over the given symbols."""
         return [self.given(guard.expr) for guard in self._env.guards]
 
 

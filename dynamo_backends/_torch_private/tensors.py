@@ -38,30 +38,30 @@ from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
 
 
 def concrete(value: Any) -> Any:
-    """Returns a symbolic number as it is in the call that is compiled; anything else as it is."""
+    """Returns a symbolic number's hint, its value in this call; others unchanged."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.hint
     return value
 
 
 def is_lazy(value: Any) -> bool:
-    """Returns whether a value is a tensor with a pending conjugation or negation."""
+    """Returns whether a value is a tensor with the conjugate or negative bit set."""
     return isinstance(value, Tensor) and (value.is_conj() or value.is_neg())
 
 
 def lazy_as(value: Tensor, memory: Tensor) -> Tensor:
-    """Memory as that of a tensor is seen: to be conjugated or negated by who reads it, or not."""
+    """Sets the conjugate and negative bits of `value` on a view of `memory`."""
     seen = memory.conj() if value.is_conj() else memory
     return seen._neg_view() if value.is_neg() else seen
 
 
 def physical(tensor: Tensor) -> Tensor:
-    """Returns a view of what memory holds: what is conjugated or negated lazily is not."""
+    """Returns a view without conjugate and negative bits: the numbers as stored."""
     return lazy_as(tensor, tensor)
 
 
 def storage_id(tensor: Tensor) -> int | None:
-    """Returns what tensors that share memory have in common, also fake ones without address.
+    """Returns an id that tensors with the same storage share, fake ones too; or None.
 
     None for tensors without a storage, such as sparse ones. A wrapper with one tensor has that of
     this one.
@@ -73,12 +73,12 @@ def storage_id(tensor: Tensor) -> int | None:
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:
-    """Returns how many tensors share a storage; the Python object `storage` is not counted."""
+    """Returns how many tensors share a storage, not counting `storage` itself."""
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
 def is_private(tensor: Tensor) -> bool:
-    """Returns whether nothing but a tensor refers to its storage.
+    """Returns whether nothing else refers to a tensor or its storage (views, NumPy).
 
     Views and numpy's arrays refer to the storage, DLPack capsules to the tensor.
     """
@@ -94,12 +94,12 @@ def _storage_references(tensor: Tensor) -> int:
 
 
 def has_storage(tensor: Tensor) -> bool:
-    """Returns whether a tensor has memory of its own kind, which wrappers and fakes have not."""
+    """Returns whether a tensor has real memory; wrappers and fake tensors have none."""
     return bool(torch._C._has_storage(tensor))
 
 
 def is_dense_on_cpu(tensor: Tensor) -> bool:
-    """Returns whether a tensor is nothing but strided numbers in the memory of the CPU."""
+    """Returns whether a tensor is plain strided CPU memory: no subclass, no lazy bits."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout == torch.strided
@@ -110,7 +110,7 @@ def is_dense_on_cpu(tensor: Tensor) -> bool:
 
 
 def plain_parts(tensor: Tensor) -> list[Tensor]:
-    """Returns the tensors inside of a wrapper, such as a DTensor; of any other tensor itself."""
+    """Returns the innermost tensors of a wrapper subclass; of others `[tensor]`."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
@@ -119,12 +119,12 @@ def plain_parts(tensor: Tensor) -> list[Tensor]:
 
 
 def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
-    """The least and the largest value that a symbolic size can have; None: there is no bound."""
+    """Returns the minimum and maximum of a symbolic size; None for no maximum."""
     return bounds_of(size, size.node.expr)
 
 
 def bounds_of(number: torch.SymInt | torch.SymFloat, part: Any) -> tuple[int, int | None]:
-    """The least and the largest value of an integer part of a symbolic number's expression."""
+    """Returns the bounds of an integer subexpression of a symbolic number."""
     return _bounds(number.node.shape_env.bound_sympy(part))
 
 
@@ -138,7 +138,7 @@ def _bounds(bounds: Any) -> tuple[int, int | None]:
 def bounds_within(
     expression: Any, ranges: Mapping[Any, tuple[int, int | None]]
 ) -> tuple[int, int | None]:
-    """The least and the largest value of an integer expression.
+    """Returns an integer expression's bounds, given ranges of its symbols.
 
     Args:
         expression: Over symbols of sizes.
@@ -153,14 +153,14 @@ def bounds_within(
 
 
 def size_function(name: str) -> Any:
-    """One of the functions that expressions of sizes are made of."""
+    """Returns torch's sympy function of that name, such as "FloorDiv"."""
     from torch.utils._sympy import functions
 
     return getattr(functions, name)
 
 
 def surely(condition: bool | torch.SymBool) -> bool:
-    """Returns whether a condition holds whatever sizes there will be; asking makes no guard."""
+    """Returns whether a condition holds for all sizes; adds no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return statically_known_true(condition)
@@ -184,7 +184,7 @@ class TensorProperties:
             self._check = guards.check
 
     def hold(self, tensors: Sequence[Tensor]) -> bool:
-        """Returns whether they do.
+        """Returns whether tensors still have the recorded properties.
 
         Args:
             tensors: As many as there were.
@@ -201,19 +201,19 @@ def _properties(t: Tensor) -> tuple[Any, ...]:
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Returns whether a tensor stands for another one, while a graph is traced or transformed."""
+    """Returns whether a tensor is fake, functional, or wrapped by a torch.func transform."""
     if type(tensor) is Tensor:
         return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
     return isinstance(tensor, FakeTensor | FunctionalTensor)
 
 
 def is_functionalized(tensor: Tensor) -> bool:
-    """Returns whether AOT Autograd is making a graph functional in which the tensor is a value."""
+    """Returns whether a tensor is a `FunctionalTensor` of AOT Autograd's tracing."""
     return isinstance(tensor, FunctionalTensor)
 
 
 def mark_static(tensor: Tensor) -> None:
-    """Keeps Dynamo from making the sizes of a tensor symbols.
+    """Marks all dimensions of a tensor static, so that Dynamo makes no symbols of them.
 
     It would make one of each number that a view of a wrapper was made with, and then fail at sizes
     that are differences of such.
@@ -223,17 +223,17 @@ def mark_static(tensor: Tensor) -> None:
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Returns whether a tensor of a subclass is a parameter of modules."""
+    """Returns whether a tensor, also of a subclass, is an `nn.Parameter`."""
     return isinstance(tensor, torch.nn.Parameter)
 
 
 def set_data(tensor: Tensor, value: Tensor) -> None:
-    """Does what `tensor.data = value` does, for subclasses that do more."""
+    """Sets `tensor.data` by the base class's setter, past a subclass's own."""
     vars(torch._C.TensorBase)["data"].__set__(tensor, value)
 
 
 def make_wrapper(cls: type, like: Tensor) -> Any:
-    """Returns a tensor of a subclass without memory, with the properties of another tensor."""
+    """Makes a wrapper subclass instance without memory, with the metadata of `like`."""
     return Tensor._make_wrapper_subclass(
         cls,
         like.shape,
@@ -245,7 +245,7 @@ def make_wrapper(cls: type, like: Tensor) -> Any:
 
 
 def ends_of_outputs(graph: fx.Graph) -> Sequence[str]:
-    """Returns the fate of each output in AOT Autograd: "wrapped", "saved", "returned" or "read"."""
+    """Classifies each output as "wrapped", "saved", "returned" or "read" (anything else)."""
     outputs: Any = graph.output_node().args[0]
     descs = graph.output_node().meta.get("desc") or [None] * len(outputs)
     return [_ENDS.get(type(desc).__name__, "read") for desc in descs]

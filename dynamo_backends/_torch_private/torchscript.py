@@ -19,7 +19,7 @@ jit: Any = torch._C  # TorchScript's intermediate representation: `Graph` and th
 
 
 def script_function(graph: Any) -> Callable[..., Any]:
-    """Returns the function that executes a TorchScript graph."""
+    """Creates a function that executes a `torch._C.Graph`."""
     function: Callable[..., Any] = torch._C._create_function_from_graph("forward", graph)
     return function
 
@@ -27,7 +27,7 @@ def script_function(graph: Any) -> Callable[..., Any]:
 def script_module(
     function: Any, tensors: Sequence[Tensor | None], numbers: Collection[int] = ()
 ) -> Any:
-    """Returns a script module, in eval mode, that calls a script function.
+    """Creates a script module in eval mode that holds tensors and calls a function.
 
     Args:
         function: From `script_function`.
@@ -54,14 +54,14 @@ def script_module(
 
 
 def static_module(module: Any) -> Callable[..., Any]:
-    """Static Runtime's form of a frozen script module; not safe to call in two threads at once."""
+    """Wraps a frozen script module for Static Runtime; not thread-safe."""
     static: Callable[..., Any] = torch._C._jit_to_static_module(module._c)
     return static
 
 
 @contextlib.contextmanager
 def torchscript_fuser(nnc: bool, onednn: bool) -> Iterator[None]:
-    """TorchScript's executor profiles, and fuses with these compilers, inside the block.
+    """Turns on profiling and these fusers (context manager).
 
     `torch.jit.fuser` does that too, but prints a warning about nvFuser each time.
     """
@@ -85,12 +85,12 @@ def torchscript_fuser(nnc: bool, onednn: bool) -> Iterator[None]:
 
 
 def has_llvm() -> bool:
-    """Returns whether TorchScript's compiler NNC can generate code for this processor."""
+    """Returns whether NNC, built with LLVM, can generate code for this CPU."""
     return torch._C._llvm_enabled()
 
 
 def has_onednn_graph() -> bool:
-    """Returns whether TorchScript's fuser for oneDNN Graph is part of this torch."""
+    """Returns whether this build of torch has the oneDNN Graph fuser."""
     before = torch._C._jit_llga_enabled()
     try:
         torch._C._jit_set_llga_enabled(True)

@@ -49,7 +49,7 @@ NEEDS_CONTENTS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def mode_of(values: Any) -> FakeTensorMode | None:
-    """Returns the mode that fake tensors belong to; without any of them, what torch says.
+    """Returns the fake mode of the fake tensors; without any, the one torch detects.
 
     torch's `detect_fake_mode` gives that of a compilation by Dynamo which is going on, though the
     tensors may be of a graph that is compiled inside of that one.
@@ -63,7 +63,7 @@ def mode_of(values: Any) -> FakeTensorMode | None:
 
 @contextlib.contextmanager
 def apart_from_compilation() -> Iterator[None]:
-    """Inside a backend called by Dynamo: as if no compilation were going on in this thread.
+    """Hides this thread's Dynamo metrics from a nested compilation (context manager).
 
     Dynamo counts a compilation's metrics; a backward graph that is compiled meanwhile, which is a
     compilation of its own, would overwrite them, and torch forbids that.
@@ -83,7 +83,7 @@ def apart_from_compilation() -> Iterator[None]:
 
 
 def outside_of_captures() -> contextlib.AbstractContextManager[Any]:
-    """Inside a backend called by Dynamo: what is called behaves as in the calls that follow."""
+    """Removes the current `TracingContext` (context manager)."""
     from torch._guards import tracing
 
     return tracing(None)
@@ -91,7 +91,7 @@ def outside_of_captures() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def as_if_captured(context: Any = None) -> Iterator[None]:
-    """Inside, after Dynamo's call of a backend: AOT Autograd works as if in that call.
+    """Enters a tracing context for AOT Autograd after a capture (context manager).
 
     Without a context it would not tell which inputs are parameters. AOT Autograd and Inductor put
     the state of torch's generator back when they are ready; that is left out, for other threads
@@ -116,7 +116,7 @@ def as_if_captured(context: Any = None) -> Iterator[None]:
 
 
 def capture_seconds() -> float | None:
-    """Inside a backend called by Dynamo: seconds since it began with the frame; None outside."""
+    """Returns the seconds since Dynamo began with the frame; None outside a capture."""
     from torch._dynamo import utils
 
     local: Any = getattr(utils, "_metrics_context_tls", None)
@@ -125,7 +125,7 @@ def capture_seconds() -> float | None:
 
 
 def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:
-    """While it is active, tracing in this thread keeps calls that draw numbers nobody reads.
+    """Keeps unused random calls in this thread's traces (context manager).
 
     Without them the draws that follow would differ from eager's.
     """
@@ -136,7 +136,7 @@ def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:
 
 
 def settings_of_tracing() -> str:
-    """Returns what tracing depends on besides the graph and its inputs, but for autocast."""
+    """Returns the torch settings that traces depend on, autocast excepted, as a string."""
     from torch._functorch import config
 
     backends = torch.backends
@@ -159,7 +159,7 @@ def settings_of_tracing() -> str:
 
 
 def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.GraphModule]:
-    """Traces a function on fake tensors to an ATen graph.
+    """Returns a function that traces `fn` on fake tensors to an ATen graph module.
 
     The module's Python code is made when it is first called or read.
     """
@@ -176,7 +176,7 @@ def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.Gra
 
 @contextlib.contextmanager
 def compiling(answer: bool) -> Iterator[None]:
-    """Inside: what `torch.compiler.is_compiling()` says, in all threads."""
+    """Sets what `torch.compiler.is_compiling()` returns, in all threads (context manager)."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = answer
     try:
@@ -187,7 +187,7 @@ def compiling(answer: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracing_a_step(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside: calls run on fake tensors, and `torch.compiler.is_compiling()`."""
+    """Runs calls on fake tensors, with `is_compiling()` true (context manager)."""
     from torch._dispatch.python import enable_python_dispatcher
 
     with (
@@ -201,7 +201,7 @@ _decomposed_lstm = torch_decompositions.one_layer_lstm
 
 
 def _one_layer_lstm(input: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
-    """As torch's, whose last states have a dimension too many in torch 2.11."""
+    """Fixes torch 2.11's LSTM decomposition, whose last states have a dimension too many."""
     output, states = _decomposed_lstm(input, hidden, *args, **kwargs)
     return output, tuple(x.view_as(h) for x, h in zip(states, hidden, strict=True))
 
@@ -209,7 +209,7 @@ def _one_layer_lstm(input: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
 def functionalized(
     gm: fx.GraphModule, fakes: Sequence[Any], decompositions: Any
 ) -> tuple[fx.GraphModule, dict[int, int]]:
-    """Returns a graph without writes to memory, out of one that writes to its inputs.
+    """Functionalizes an ATen graph: mutations become outputs, before the others.
 
     Args:
         gm: An ATen graph.
@@ -236,7 +236,7 @@ def functionalized(
 def functional_trace(
     fn: Callable[..., Any], decompositions: Any, fakes: Sequence[Any]
 ) -> fx.GraphModule:
-    """Traces a function that may write to its arguments to an ATen graph that does not.
+    """Traces a function to a functional graph; it must return the arguments it mutates.
 
     The function returns the arguments whose new contents are wanted.
     """
@@ -246,14 +246,14 @@ def functional_trace(
 
 
 def has_effects(op: Any) -> bool:
-    """Returns whether an operator has side effects, whose order AOT Autograd keeps by tokens."""
+    """Returns whether AOT Autograd orders an operator's side effects by tokens."""
     from torch._higher_order_ops import effects
 
     return bool(effects.has_effects(op))
 
 
 def graph_being_traced() -> fx.Graph:
-    """Returns what `make_fx` records in this thread."""
+    """Returns the graph that `make_fx` is recording in this thread."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
@@ -262,7 +262,7 @@ def graph_being_traced() -> fx.Graph:
 
 
 def node_of(tensor: torch.Tensor) -> fx.Node | None:
-    """The node of a tensor in what `make_fx` records in this thread; None if it has none."""
+    """Returns a tensor's node in the graph that `make_fx` is recording, or None."""
     from torch.fx.experimental import proxy_tensor
 
     mode = proxy_tensor.get_proxy_mode()
@@ -300,7 +300,7 @@ def _with_own_variables(trace: Any) -> Callable[..., fx.Graph]:
 
 @functools.cache
 def _install() -> None:
-    """From now on `Tracer.trace` is another function in threads that are `tracing_apart`."""
+    """Patches `fx.Tracer.trace` once; the patch acts in `tracing_thread_locally` only."""
     from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
     original: Any = fx.Tracer.trace
@@ -316,7 +316,7 @@ def _install() -> None:
 
 @contextlib.contextmanager
 def tracing_apart() -> Iterator[None]:
-    """Inside: other threads see nothing of what `make_fx` traces in this one."""
+    """Makes this thread's `make_fx` invisible to other threads (context manager)."""
     with _lock:
         _install()
     before = getattr(_here, "is_apart", False)

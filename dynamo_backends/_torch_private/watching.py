@@ -30,7 +30,7 @@ Around = Callable[[CodeType], contextlib.AbstractContextManager[Any]]
 
 
 class Region:
-    """Compiles functions with Dynamo in a part of its cache that nothing else uses.
+    """Compiles functions with Dynamo in a cache region that nothing else uses.
 
     Up to torch 2.12 the cache has no parts. There only entries that this region's backend compiled
     are its own, and what others compiled of a function counts against the limit of recompilations.
@@ -69,12 +69,12 @@ class Region:
         )
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the function, to be compiled in this region."""
+        """Wraps a function so that Dynamo compiles it in this region."""
         compiled: Callable[..., Any] = self._context(fn)
         return compiled
 
     def forget(self, code: CodeType, fresh: bool) -> None:
-        """Removes what this region compiled of a code object.
+        """Removes this region's compiled entries of a code object.
 
         Args:
             code: A code object that Dynamo worked on in this region.
@@ -105,7 +105,7 @@ class Region:
             self._tell_failure(failure.reason)
 
     def close(self) -> None:
-        """Removes the backend from those that Dynamo knows."""
+        """Removes the region's backend from Dynamo's table of known backends."""
         from torch._dynamo.eval_frame import cached_backends
 
         for key in [k for k, v in cached_backends.items() if _unwrapped(v) is self._backend]:
@@ -141,7 +141,7 @@ def _same(convert: Any) -> Any:
 
 
 def wrap_frame_conversion(context: Any, around: Around) -> None:
-    """Makes Dynamo's conversion of a frame run inside a context manager.
+    """Makes Dynamo convert each frame inside `around(code)`, a context manager.
 
     Args:
         context: What `torch._dynamo.optimize` returns.
@@ -152,17 +152,17 @@ def wrap_frame_conversion(context: Any, around: Around) -> None:
 
 
 def breaks_graphs(context: Any) -> bool:
-    """Returns whether Dynamo goes on after a graph break: not under `fullgraph=True`."""
+    """Returns whether graph breaks are allowed: false under `fullgraph=True`."""
     return hasattr(context.callback._torchdynamo_orig_backend, "_inner_convert")
 
 
 def backend_of(context: Any) -> Any:
-    """Returns what Dynamo's decorator hands graphs to; with options, torch's wrapper of that."""
+    """Returns the innermost backend of Dynamo's decorator."""
     return _unwrapped(context.callback)
 
 
 def have_graphs(context: Any, otherwise: Collection[int]) -> bool:
-    """Returns whether Dynamo has code with graphs for the backend of its decorator.
+    """Returns whether Dynamo has compiled graphs for the decorator's backend.
 
     Args:
         context: The decorator.
@@ -181,7 +181,7 @@ def have_graphs(context: Any, otherwise: Collection[int]) -> bool:
 
 
 def compiles_now() -> bool:
-    """Returns whether Dynamo compiles what the calling thread calls."""
+    """Returns whether Dynamo is enabled in this thread: stance, config, dispatch modes."""
     from torch._dynamo import config, convert_frame, eval_frame
 
     in_a_mode = convert_frame.is_in_any_mode_without_ignore_compile_internals()
@@ -192,7 +192,7 @@ _reuse = SharedPatch()
 
 
 def reused_code(told: Callable[[], None]) -> Callable[[], None]:
-    """Calls a function, in the thread of the call, each time that guards admit compiled code.
+    """Calls `told` whenever guards admit compiled code; returns the function that stops it.
 
     Args:
         told: The same function in every use.
@@ -221,14 +221,14 @@ def reused_code(told: Callable[[], None]) -> Callable[[], None]:
 
 
 def seen_codes() -> list[CodeType]:
-    """The code objects that Dynamo has looked at in this process, as far as they are alive."""
+    """Returns the code objects that Dynamo has seen in this process and that still live."""
     from torch._dynamo.convert_frame import input_codes
 
     return [code for ref in input_codes.seen if (code := ref()) is not None]
 
 
 def retry_skipped(codes: Collection[CodeType]) -> None:
-    """Makes Dynamo look again at code that it has given up."""
+    """Makes Dynamo look again at code objects that it decided to skip."""
     from torch._C._dynamo.eval_frame import (
         _FrameAction,
         _FrameExecStrategy,
@@ -242,7 +242,7 @@ def retry_skipped(codes: Collection[CodeType]) -> None:
 
 @contextlib.contextmanager
 def fresh_shape_history() -> Iterator[None]:
-    """Inside, Dynamo does not know which sizes have varied before; what it learns is forgotten."""
+    """Hides and then restores Dynamo's record of varying sizes (context manager)."""
     from torch._dynamo import pgo
 
     before = pgo._CODE_STATE, pgo._INIT_CODE_STATE
@@ -254,28 +254,28 @@ def fresh_shape_history() -> Iterator[None]:
 
 
 def graph_break_reasons() -> list[Any]:
-    """Returns every graph break in this process: objects with `reason` and `user_stack`."""
+    """Returns all graph breaks of this process, with `reason` and `user_stack`."""
     from torch._dynamo.utils import graph_break_reasons as reasons
 
     return reasons
 
 
 def is_unsupported(error: BaseException) -> bool:
-    """Returns whether Dynamo answers this error by running the whole frame in eager."""
+    """Returns whether an error makes Dynamo run the whole frame in eager."""
     from torch._dynamo.exc import Unsupported, UserError
 
     return isinstance(error, Unsupported | UserError)
 
 
 def run_once_in_eager(error: Any) -> None:
-    """Makes Dynamo, which gives up a frame because of an error, look at it again in later calls."""
+    """Tells Dynamo to retry the frame that raised an error at its next call."""
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy
 
     error.frame_exec_strategy = _FrameExecStrategy(_FrameAction.DEFAULT, _FrameAction.DEFAULT)
 
 
 def backend_function(name: str) -> Callable[..., Any]:
-    """Returns what `torch.compile(backend=name)` calls with a captured graph and its inputs."""
+    """Returns the registered function that compiles `(graph module, inputs)`."""
     from torch._dynamo.backends.registry import lookup_backend
 
     found: Callable[..., Any] = lookup_backend(name)

@@ -16,7 +16,7 @@ from dynamo_backends.workers.race import Run
 
 
 def copies(values: Sequence[Any], keep: Collection[int] = ()) -> list[Any]:
-    """Copies of tensors; those that share memory do so afterwards, among themselves.
+    """Clones tensors; clones of tensors that shared memory share memory with each other.
 
     Args:
         values: Tensors and other values.
@@ -45,7 +45,7 @@ def _copy(value: Any, memories: dict[int, Any], keep: bool) -> Any:
 
 
 def contents(tensor: Tensor) -> Tensor:
-    """Returns a copy of all bytes of the memory of a tensor."""
+    """Returns a copy of a tensor's whole untyped storage, as uint8."""
     return _bytes(tensor).clone()
 
 
@@ -57,7 +57,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 class Watch:
-    """Notices writes to tensors.
+    """Detects writes to tensors by comparing their storages with earlier copies.
 
     Args:
         tensors: By position; others are not watched.
@@ -74,7 +74,7 @@ class Watch:
                 self._before[key] = contents(tensor)
 
     def changed(self) -> list[int]:
-        """Positions of the tensors in whose memory something was written."""
+        """Returns the positions of the tensors whose storage was written to."""
         found: dict[int, bool] = {}
         for position, tensor in self._tensors.items():
             key = self._of[position]
@@ -83,7 +83,7 @@ class Watch:
         return [position for position, key in self._of.items() if found[key]]
 
     def restore(self) -> None:
-        """Puts back what was there at the beginning."""
+        """Writes the original contents back to the tensors that were mutated."""
         for position in self.changed():
             _bytes(self._tensors[position]).data.copy_(self._before[self._of[position]])
 
@@ -95,7 +95,7 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 
 class Arguments:
-    """The inputs of a graph, to be used again and again.
+    """The inputs of a graph, from which each trial call gets fresh copies.
 
     Args:
         values: One per input; for symbols, numbers.
@@ -125,17 +125,17 @@ class Arguments:
         self.weights = Watch(weights)
 
     def fresh(self) -> list[Any]:
-        """Inputs for one call: weights as they are, everything else copied."""
+        """Returns inputs for one call: weights themselves, copies of everything else."""
         return copies(self.values, self.uncopied)
 
     @property
     def copied_bytes(self) -> int:
-        """Returns how much memory one copy of the inputs takes, without the weights."""
+        """Returns the bytes that one copy of the inputs takes, without weights."""
         copied = [v for i, v in enumerate(self.values) if i not in self.uncopied]
         return sum(v.numel() * v.element_size() for v in copied if isinstance(v, Tensor))
 
     def perturbed(self, seed: int = 0) -> "Arguments":
-        """Other activations of the same kind; the same weights.
+        """Returns inputs with other activations of the same kind, and the same weights.
 
         Floating-point values change by up to 10% and keep their sign. Integers, which may be
         indices, change places with others of the same tensor. What shares memory remains.
@@ -158,7 +158,7 @@ class Arguments:
 
 
 class Counters:
-    """Puts integers back that a graph writes to, before each call with the same inputs.
+    """Resets mutated integer inputs, such as a cache position, before each call.
 
     They may be indices, as the position at which a cache is written: if they grew with each call
     they would end beyond it, where eager raises and compiled code ends the process.
@@ -177,13 +177,13 @@ class Counters:
         self._before: dict[int, tuple[Tensor, Tensor]] = {}  # by identity, which the first keeps
 
     def remember(self, args: list[Any]) -> list[Any]:
-        """Notes what these inputs begin with, and returns them."""
+        """Saves the integers that the graph mutates; returns the inputs unchanged."""
         for i in self._positions:
             self._before[id(args[i])] = args[i], args[i].clone()
         return args
 
     def reset_before(self, run: Run) -> Run:
-        """Returns a function that is called with what was there at the beginning."""
+        """Wraps a function so that each call starts from the saved integers."""
         if not self._positions:
             return run
 
@@ -204,7 +204,7 @@ def _multiply(value: Tensor, generator: torch.Generator) -> None:
 
 
 def find_mutated(run: Run, values: Sequence[Any]) -> frozenset[int]:
-    """Returns which inputs a function writes to, found by calling it on copies of all of them."""
+    """Returns the positions of inputs that a function mutates; calls it once, on copies."""
     args = copies(values)
     watch = Watch({i: a for i, a in enumerate(args) if isinstance(a, Tensor)})
     run(list(args))

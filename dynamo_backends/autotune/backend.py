@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Autotune(Backend):
-    """The backend that chooses for each graph the fastest backend whose results are right."""
+    """Chooses for each graph the fastest backend whose results were verified."""
 
     name = "autotune"
     summary = (
@@ -35,7 +35,7 @@ class Autotune(Backend):
     def compile_captured_graph(
         self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
     ) -> Callable[..., Any] | None:
-        """See `CompilesCapturedGraphs`: graphs compete whole, as Dynamo captured them."""
+        """Tunes a graph of Dynamo's: candidates compile it whole."""
         from dynamo_backends.autotune.executables import compile_function
         from dynamo_backends.autotune.subjects import FunctionSubject
 
@@ -51,38 +51,38 @@ class Autotune(Backend):
         return compile_function(subject)
 
     def keeps(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.keeps`: each candidate decomposes what it wants to."""
+        """Returns what no candidate wants decomposed; each decomposes the rest itself."""
         from dynamo_backends.torchscript.backend import whole_operators
 
         return whole_operators()
 
     def supports(self, node: fx.Node, options: Any) -> Support:
-        """See `Backend.supports`."""
+        """Supports all calls whose shapes are known (see `Backend.supports`)."""
         from dynamo_backends.graph.calls import unknown_shape
 
         shape = unknown_shape(node)
         return SUPPORTED if shape is None else Support(False, shape)
 
     def compile(self, graph: Graph, options: Any) -> Executable:
-        """See `Backend.compile`: functional graphs, such as a backward graph."""
+        """Compiles a functional graph, such as a backward graph; the first call tunes it."""
         from dynamo_backends.autotune.executables import TunedGraph
 
         return TunedGraph(graph, options)
 
     def compile_step(self, graph: Graph, options: Any) -> "StepProgram":
-        """See `CompilesSteps.compile_step`."""
+        """Compiles a training step; its first call tunes it."""
         from dynamo_backends.autotune.steps import TunedStep
 
         return TunedStep(graph, options)
 
 
 class Split(Autotune):
-    """Takes part in training: forward and backward graph are chosen for separately."""
+    """Tunes forward and backward graph separately: the candidate "split" in training."""
 
     def compile_captured_graph(
         self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
     ) -> None:
-        """See `CompilesCapturedGraphs`: leaves the graph to the pipeline, which splits it."""
+        """Returns None: the pipeline makes forward and backward graph of it."""
         return None
 
 

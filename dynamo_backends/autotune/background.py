@@ -26,7 +26,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class BackgroundTunedGraph:
-    """The function that Dynamo calls while a graph is tuned in the background.
+    """Runs a captured graph in eager until background tuning has found a winner.
 
     Args:
         subject: The graph; its values are copied.
@@ -74,7 +74,7 @@ class BackgroundTunedGraph:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[FunctionSubject]:
-        """The graph, in the modes that the graph was captured in."""
+        """Enters the modes in which the graph was captured; yields the subject."""
         assert self.subject is not None
         with (
             torch.inference_mode(self.is_inference),
@@ -84,7 +84,7 @@ class BackgroundTunedGraph:
             yield self.subject
 
     def look(self) -> None:
-        """Calls the graph on copies: finds out whether it draws, and which inputs it writes to.
+        """Calls the graph on copies to see which inputs it mutates and if it draws.
 
         Raises:
             DrawsError: It draws, and cannot do so without taking numbers of the calls.
@@ -95,11 +95,11 @@ class BackgroundTunedGraph:
         self.draws = draws.has_drawn
 
     def without_drawing(self, run: Run) -> Run:
-        """Returns a `Run` that takes no random numbers of the calls."""
+        """Wraps a function so that it leaves torch's generators as they were."""
         return privately(run) if self.draws else run
 
     def serve(self, name: str, result: TuningResult, tuner: GraphTuner) -> None:
-        """Has a candidate that was compiled run the calls from now on."""
+        """Makes a compiled candidate run the following calls."""
         subject = self.subject
         assert subject is not None
         own, *others = subject.reports_of(name)
@@ -124,7 +124,7 @@ class BackgroundTunedGraph:
         self.served_by = name
 
     def settle(self, winner: str, result: TuningResult, tuner: GraphTuner, sizes: str = "") -> None:
-        """As `serve`, for good; the status says over which sizes it was chosen."""
+        """Makes the winner run all following calls, and ends tuning."""
         if winner != self.served_by or winner == EAGER:
             self.serve(winner, result, tuner)
         else:
@@ -137,11 +137,11 @@ class BackgroundTunedGraph:
         )
 
     def release(self) -> None:
-        """Lets go of what tuning needed."""
+        """Drops what only tuning needs: the subject and its symbols."""
         self.subject = self.symbols = None
 
     def leave(self, reason: str, candidates: Sequence[CandidateReport] = ()) -> None:
-        """Leaves the graph to eager for good, or to who serves it since the first call.
+        """Ends tuning; calls stay with eager, or the candidate that runs them already.
 
         Args:
             reason: Why.

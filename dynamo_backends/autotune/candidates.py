@@ -39,7 +39,7 @@ _AUTOCAST = frozenset({EAGER, "inductor"})
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way of running a captured graph.
+    """One way to run a captured graph: a backend, and the precision it computes in.
 
     Attributes:
         name: Unique among the candidates: the backend's, and "@bf16" after it for one that
@@ -56,28 +56,28 @@ class Candidate:
 
     @property
     def reduced(self) -> bool:
-        """Returns whether it computes in bfloat16."""
+        """Returns whether the candidate computes in bfloat16 ("@bf16")."""
         return self.name.endswith(REDUCED)
 
     @property
     def is_int8(self) -> bool:
-        """Returns whether it computes in int8, or keeps weights so."""
+        """Returns whether the candidate computes in int8, or stores weights in int8."""
         return INT8 in self.name
 
     @property
     def trains(self) -> bool:
-        """Returns whether it compiles graphs that are trained."""
+        """Returns whether the candidate compiles graphs that need gradients."""
         return self.owner != "ours" or (self.made or get_backend(self.backend)).trains
 
     @property
     def has_own_steps(self) -> bool:
-        """Returns whether it compiles whole training steps otherwise than functional graphs."""
+        """Returns whether the backend compiles training steps in its own way."""
         if self.owner != "ours":
             return self.backend == "inductor"
         return isinstance(get_backend(self.backend), CompilesSteps)
 
     def options(self, options: AutotuneOptions, bounds: NamedBounds | None = None) -> Options:
-        """Returns the options of a backend of this package.
+        """Makes the options of this package's backend from those of autotune.
 
         Args:
             options: Options of autotune.
@@ -97,7 +97,7 @@ class Candidate:
         return kind.parse(settings, self.backend)
 
     def version(self) -> str:
-        """Returns what its code depends on, besides torch and this package."""
+        """Returns the versions of the packages that its compiled code depends on."""
         if self.owner == "ours":
             backends = list_backends() if self.backend == SPLIT else [self.backend]
             packages = dict(package_versions(backends))
@@ -117,7 +117,7 @@ class Candidate:
         options: AutotuneOptions,
         bounds: NamedBounds | None = None,
     ) -> Callable[..., Any]:
-        """Compiles a graph of Dynamo's.
+        """Compiles a graph that Dynamo captured; returns a function of its inputs.
 
         Args:
             captured: The graph; not changed.
@@ -174,7 +174,7 @@ def _in_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _casting(run: Callable[..., Any], dtypes: Sequence[Any]) -> Callable[..., Any]:
-    """Results in the dtypes that Dynamo expects."""
+    """Wraps a function so that its results have the dtypes that Dynamo expects."""
 
     def call(*args: Any) -> list[Any]:
         return [
@@ -196,7 +196,7 @@ def _dtype(node: Any) -> Any:
 
 
 def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterator[Candidate]:
-    """Returns the candidates that take part, without eager.
+    """Yields the candidates that can run on these devices, without float32 eager.
 
     Args:
         options: Options of autotune.

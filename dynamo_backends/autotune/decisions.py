@@ -37,7 +37,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Decision:
-    """The candidate that was chosen for a graph, with the measurements.
+    """The winner of a tuning session, with the measurements of all candidates.
 
     Attributes:
         key: What it was decided for (see `key_of`), a hash.
@@ -78,7 +78,7 @@ class Decision:
     disturbed: int = 0
 
     def holds(self, names: Collection[str], budget_s: float) -> bool:
-        """Returns whether it still decides.
+        """Returns whether the decision can be reused, or the graph must be tuned again.
 
         One that was made on a busy machine does for an hour, or if that happened three times in a
         row: this machine is always busy.
@@ -100,12 +100,12 @@ class Decision:
         return fields_html(title, shown) + candidates_html(self.candidates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the decision in types that JSON has."""
+        """Converts the decision to JSON-serializable types."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     @classmethod
     def from_dict(cls, given: Any) -> "Decision":
-        """Returns the reverse of `to_dict`.
+        """Makes a decision from the result of `to_dict`.
 
         Raises:
             ValueError: It is not the dict of a decision; the message says why.
@@ -149,7 +149,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class Decisions:
-    """The folder of decisions.
+    """Stores tuning decisions on disk: one JSON file per key.
 
     Args:
         folder: By default "decisions" in the cache folder.
@@ -160,33 +160,33 @@ class Decisions:
         self._disk = DiskCache(self.folder, what="autotune's decisions")
 
     def get(self, key: str) -> Decision | None:
-        """Returns the decision with that key; None if there is no intact one."""
+        """Returns the decision with that key; None if it is absent or damaged."""
         decision = self._read(f"{key}.json")
         return decision if decision is not None and decision.key == key else None
 
     def put(self, decision: Decision) -> bool:
-        """Writes a decision; False, with a warning, where the folder cannot be used."""
+        """Writes a decision; returns False, and warns, if the folder is not writable."""
         text = json.dumps(decision.to_dict(), indent=1)
         return self._disk.write(f"{decision.key}.json", text.encode())
 
     def drop(self, key: str) -> None:
-        """Removes a decision, if it is there and can be removed."""
+        """Removes a decision if it exists."""
         self._disk.remove(f"{key}.json")
 
     def all(self) -> list[Decision]:
-        """Returns all intact decisions, the newest first."""
+        """Returns all undamaged decisions, the newest first."""
         found = filter(None, map(self._read, self._disk.files(".json")))
         return sorted(found, key=lambda d: -d.created)
 
     def clear(self) -> int:
-        """Removes all decisions, the damaged ones too; returns how many there were."""
+        """Removes all decisions, damaged ones too; returns their number."""
         names = self._disk.files(".json")
         for name in names:
             self._disk.remove(name)
         return len(names)
 
     def add(self, decisions: Iterable[Decision]) -> int:
-        """Takes decisions of another machine over, unless newer ones are here; counts them."""
+        """Adds another machine's decisions where none is newer here; returns the number added."""
         taken = 0
         for decision in decisions:
             here = self.get(decision.key)
@@ -215,7 +215,7 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 
 
 def captured_fingerprint(captured: fx.GraphModule) -> str | None:
-    """Returns a hash of what a graph of Dynamo's computes, equal in every process.
+    """Hashes what a captured graph computes; the hash is the same in every process.
 
     Returns:
         None if the graph has something in it whose identity another process could not tell.
@@ -250,7 +250,7 @@ class _Reference:
 
 
 def qualified(target: Callable[..., Any] | str) -> str:
-    """A function's name with its module, as another process finds it; methods' names as they are.
+    """Returns a function's importable name, module included; for a method its name.
 
     Names that torch re-exports are kept short: "torch.nn.functional.linear".
     """
@@ -265,7 +265,7 @@ def qualified(target: Callable[..., Any] | str) -> str:
 
 
 def describe(value: Any) -> str:
-    """Type, and for tensors dtype, shape, strides and device; symbols by their names."""
+    """Returns a value's type; for tensors also dtype, shape, strides and device."""
     if isinstance(value, Tensor):
         strides = list(value.stride()) if value.layout == torch.strided else value.layout
         grad = ",grad" if value.requires_grad else ""
@@ -276,7 +276,7 @@ def describe(value: Any) -> str:
 
 
 def environment(device_types: Sequence[str]) -> dict[str, Any]:
-    """Returns the machine and the versions that all candidates share."""
+    """Returns versions, processor, cores, threads and devices, for decision keys."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -291,7 +291,7 @@ def environment(device_types: Sequence[str]) -> dict[str, Any]:
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """Returns a hash of anything that JSON holds."""
+    """Returns the SHA-256 of a JSON-serializable dict, as hexadecimal text."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -33,7 +33,7 @@ from dynamo_backends.workers.race import Run
 
 
 def compile_function(subject: FunctionSubject) -> Callable[..., Any]:
-    """Returns what Dynamo is to call in place of a graph: the winner, or eager.
+    """Tunes a captured graph, or loads its decision; returns the winner's function.
 
     Args:
         subject: The graph.
@@ -72,7 +72,7 @@ def winner_switch(
     failure: str,
     key: str | None,
 ) -> EagerSwitch:
-    """Returns the way back from a winner, whose decision on disk, if any, is dropped."""
+    """Makes the switch to eager for a failing winner; it also drops the decision."""
     process = os.getpid()
 
     def forget() -> None:
@@ -88,7 +88,7 @@ def winner_switch(
 
 
 class WinnerExecutable:
-    """Runs a graph of Dynamo's with a candidate, until that fails; from then on, in eager.
+    """Runs a captured graph with the winner; if that fails, in eager from then on.
 
     Args:
         name: Name of the candidate.
@@ -147,7 +147,7 @@ def _version(value: Any) -> int | None:
 
 
 class TunedGraph(Executable):
-    """A functional graph, for which the first call chooses.
+    """Runs a functional graph with the fastest candidate; the first call tunes it.
 
     Args:
         graph: With static shapes, undecomposed (see `Autotune.keeps`).
@@ -166,7 +166,7 @@ class TunedGraph(Executable):
         self._subject.report = report
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
-        """See `Executable.bind`. Candidates watch the weights that they prepare themselves."""
+        """See `Executable.bind`. No weight is prepared here: candidates do that themselves."""
 
         def run(activations: list[Tensor]) -> list[Tensor]:
             values = self._merge(weights, activations)

@@ -19,7 +19,7 @@ _USUAL_S = 120.0  # see `AutotuneOptions.budget_s`
 
 
 def graph_limit_s(call_s: float, total_s: float, is_differentiated: bool = False) -> float:
-    """Returns how many seconds of a budget one graph may spend.
+    """Returns the seconds of the total budget that one graph may spend.
 
     A graph of short calls has little to gain, and should not take minutes; one of long calls should
     leave enough for the next model: 8 s to 30 s of the usual budget, three times as much for graphs
@@ -36,7 +36,7 @@ def graph_limit_s(call_s: float, total_s: float, is_differentiated: bool = False
 
 
 class GraphBudget:
-    """The time that tuning may spend on one graph; made when its tuning begins.
+    """The part of the process's tuning budget that one graph may spend.
 
     Args:
         budget: Budget of the process.
@@ -55,16 +55,16 @@ class GraphBudget:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
+        """Returns the seconds left for this graph."""
         return max(0.0, min(self.budget.left_s, self._ends_s - self.budget.spent_s))
 
     @property
     def compile_s(self) -> float:
-        """Seconds that a candidate may be expected to compile for."""
+        """Returns the seconds left for compiling; verifying and measuring are deducted."""
         return max(0.0, self.left_s - self._measuring_s)
 
     def suffices(self, compile_s: float, name: str) -> bool:
-        """Returns whether a candidate is tried.
+        """Returns whether a candidate's expected compile time fits into the budget.
 
         Args:
             compile_s: Seconds that it is expected to compile for.
@@ -74,11 +74,11 @@ class GraphBudget:
         return is_free or compile_s <= self.compile_s
 
     def note_reference(self, seconds: float) -> None:
-        """Notes what eager took, also in float64 and on other inputs."""
+        """Notes the seconds of the eager references, from which measuring is estimated."""
         self._measuring_s = _MEASURING * seconds
 
     def note_finished(self, is_right: bool) -> None:
-        """Notes that a candidate of the graph was compiled; others have to fit in.
+        """Notes that a candidate was compiled; later ones must fit into the budget.
 
         Args:
             is_right: Whether it takes part in the race.
@@ -89,7 +89,7 @@ class GraphBudget:
         self.budget.finished()
 
     def refusal(self, compile_s: float) -> str:
-        """Returns why a candidate is not tried for which they do not suffice, in words."""
+        """Returns, as text for the report, why the budget does not suffice for a candidate."""
         budget = f"budget of {self.budget.total_s:g} s"
         if self.budget.share_s:
             budget = f"{self.budget.share_s:.0f} s that the {budget} allows for this graph"
@@ -102,7 +102,7 @@ class GraphBudget:
         )
 
     def warn(self, cut: Sequence[str], what: str) -> None:
-        """Warns of candidates that are not tried: once, since the budget is the same for all.
+        """Logs once which candidates were not tried for lack of time.
 
         It is no more than information where the graph had its share.
 

@@ -50,7 +50,7 @@ _WEIGHTS = WEIGHT_ROLES | {Role.MUTATED}
 
 
 class GraphSubject(Subject):
-    """A functional graph in normal form: a forward or a backward graph.
+    """A functional ATen graph (inference, forward or backward) that is tuned.
 
     Candidates compile the whole graph through the pipeline's program builder, so each has its own
     partition and its own operators in eager. All start from the same trace: `Autotune.keeps` has
@@ -76,7 +76,7 @@ class GraphSubject(Subject):
 
     @property
     def title(self) -> str:
-        """See `Subject.title`."""
+        """See `TuningSubject.title`."""
         return f"{self.graph.kind} graph with {len(self.graph.calls)} operators"
 
     @cached_property
@@ -86,7 +86,7 @@ class GraphSubject(Subject):
 
     @cached_property
     def competing(self) -> list[Candidate]:
-        """See `Subject.competing`."""
+        """See `TuningSubject.competing`."""
         infers = self.graph.kind == "inference"
         return [
             c
@@ -98,7 +98,7 @@ class GraphSubject(Subject):
 
     @cached_property
     def key(self) -> TuningKey:
-        """See `Subject.key`."""
+        """See `TuningSubject.key`."""
         graph = self.graph
         places = zip(graph.placeholders, graph.inputs, strict=True)
         return TuningKey(
@@ -113,11 +113,11 @@ class GraphSubject(Subject):
 
     @property
     def weights(self) -> list[int]:
-        """Positions of the inputs that are parameters, buffers, or what a graph updates."""
+        """Returns the positions of parameters, buffers, and inputs that the graph updates."""
         return [i for i, x in enumerate(self.graph.inputs) if x.role in _WEIGHTS]
 
     def workload(self, values: list[Any]) -> Workload:
-        """Returns what candidates are verified and measured on.
+        """Makes the workload that candidates are verified and timed on.
 
         Args:
             values: Inputs; not changed.
@@ -128,7 +128,7 @@ class GraphSubject(Subject):
         return Workload(self.eager, lambda args: precise(*args), arguments, title=title)
 
     def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
-        """See `Subject.prepare`."""
+        """See `TuningSubject.prepare`."""
         return PreparedCandidate(
             candidate.name,
             lambda: self.build(candidate),
@@ -136,7 +136,7 @@ class GraphSubject(Subject):
         )
 
     def build(self, candidate: Candidate) -> Run:
-        """Returns the graph compiled by a candidate, with eager for what it does not support."""
+        """Compiles the graph with a candidate; unsupported calls run in eager."""
         from dynamo_backends.pipeline.blocks import build_program
 
         backend, options = self.compiler(candidate)
@@ -150,7 +150,7 @@ class GraphSubject(Subject):
         return run
 
     def compiler(self, candidate: Candidate) -> tuple[Backend, Options]:
-        """Returns the backend that compiles functional graphs for a candidate, and its options."""
+        """Returns a candidate's backend for functional graphs, and its options."""
         if candidate.owner != "ours":
             return InductorBlocks(), Options(**self.options.common())
         backend = get_backend(candidate.backend)
@@ -162,7 +162,7 @@ class GraphSubject(Subject):
     def describe_choice(
         self, winner: str, rows: tuple[CandidateReport, ...], seconds: Mapping[str, float]
     ) -> None:
-        """Notes in the graph's report what was chosen, and what the winner leaves to eager.
+        """Writes the winner, measurements and fallbacks to the graph's report.
 
         What was compiled for the session is dropped.
         """
@@ -190,7 +190,7 @@ class GraphSubject(Subject):
     def describe_change(
         self, winner: str, rows: tuple[CandidateReport, ...], seconds: Mapping[str, float]
     ) -> None:
-        """Notes in the graph's report who runs it instead of the one that was chosen first."""
+        """Writes a later winner, as of real steps, to the graph's report."""
         report = self.report
         if report is not None:
             report.candidates, report.chosen = rows, winner
@@ -205,7 +205,7 @@ class GraphSubject(Subject):
 
 
 def decomposed(graph: Graph, backend: Backend, options: Options) -> Graph:
-    """Returns a copy of a graph with what a backend wants to be decomposed.
+    """Copies a graph and decomposes in it what a backend does not keep whole.
 
     Args:
         graph: With static shapes.
@@ -225,7 +225,7 @@ def decomposed(graph: Graph, backend: Backend, options: Options) -> Graph:
 
 
 class StepSubject(GraphSubject):
-    """A whole training step.
+    """A whole training step (forward, backward, optimizer) that is tuned.
 
     As a `GraphSubject` it is what can run in parts and without gradients; that a candidate compiles
     as a functional graph. Backends with steps of their own also compile it so that it overwrites
@@ -241,7 +241,7 @@ class StepSubject(GraphSubject):
         self.step = graph
 
     def compile_step(self, candidate: Candidate) -> StepProgram:
-        """Returns the step compiled by a candidate, in its own way of steps if it has one."""
+        """Compiles the step in place if the candidate can, else as a functional graph."""
         try:
             return self.compile_overwriting(candidate)
         except DynamoBackendsError as error:
@@ -253,7 +253,7 @@ class StepSubject(GraphSubject):
         return CopyingProgram(self.graph, self.build(candidate))
 
     def compile_overwriting(self, candidate: Candidate) -> StepProgram:
-        """Returns a step that overwrites parameters and state.
+        """Compiles the step so that it writes parameters and state in place.
 
         Raises:
             DynamoBackendsError: The candidate does not compile this step so.
@@ -265,7 +265,7 @@ class StepSubject(GraphSubject):
         return compile_whole(backend, options, decomposed(self.step, backend, options))
 
     def eager_step(self) -> StepProgram:
-        """Returns the step in eager."""
+        """Makes a program that runs the step in eager and copies the results back."""
         return self._copying(self.step, self.step.module)
 
     def _copying(self, graph: Graph, module: Callable[..., Any]) -> StepProgram:
@@ -275,7 +275,7 @@ class StepSubject(GraphSubject):
 # What backends make of a step is not what they make of the functional graph that competes, so it is
 # proven right by itself, by the same rule and before it takes a real step.
 class StepVerifier:
-    """Compares steps with eager's; eager runs when the first program is compared.
+    """Compares compiled steps with eager's; the eager reference is made on first use.
 
     Args:
         subject: The step.
@@ -298,7 +298,7 @@ class StepVerifier:
         ).trials()
 
     def mismatch(self, program: StepProgram) -> str:
-        """Returns what is wrong with the steps of a program, in words; empty if nothing is."""
+        """Runs a step on copies; returns what is wrong, or "" if nothing is."""
         COUNTS.add(verified=1)
         rng = snapshot_rng()
         try:

@@ -27,7 +27,7 @@ _KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()
 
 
 def graph_work(graph: fx.GraphModule) -> dict[str, float]:
-    """Counts the FLOPs of a graph.
+    """Computes log2 of a graph's FLOPs, and their shares by kind, for the cost model.
 
     Args:
         graph: Its nodes have fake values.
@@ -71,7 +71,7 @@ _FLOPS = {"convolution": _of_convolution, "product": _of_product, "attention": _
 
 
 def _name(target: Callable[..., Any] | str) -> str:
-    """A function's name without its module, its overload, and the marks of in-place forms."""
+    """Returns a target's name without module, overload and in-place suffix."""
     name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
     packet = getattr(target, "overloadpacket", None)
     name = packet.__name__ if packet is not None else name
@@ -79,7 +79,7 @@ def _name(target: Callable[..., Any] | str) -> str:
 
 
 def _tensors(of: Any) -> Iterator[Tensor]:
-    """The fake tensors of a node, or of the nodes in arguments."""
+    """Yields the fake tensors of a node, or of the nodes in arguments."""
     if isinstance(of, fx.Node):
         value = of.meta.get("example_value", of.meta.get("val"))
         yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))

@@ -50,7 +50,7 @@ _COMPARISONS = 3  # while weights change
 
 
 def compile_in_background(subject: FunctionSubject) -> Callable[..., Any]:
-    """Returns what Dynamo is to call in place of a graph.
+    """Starts tuning a captured graph in the background; returns what runs it meanwhile.
 
     Args:
         subject: The graph.

@@ -18,7 +18,7 @@ COMMAND = ("-m", "dynamo_backends.autotune.worker")
 
 
 def is_isolated(candidate: Candidate, options: AutotuneOptions) -> bool:
-    """Returns whether a candidate is tried in a process of its own first."""
+    """Returns whether a candidate is first tried in a subprocess."""
     if candidate.backend == SPLIT:
         return False
     return options.isolate == "all" or options.isolate == candidate.owner
@@ -31,7 +31,7 @@ def run_isolated(
     options: AutotuneOptions,
     training: bool,
 ) -> str:
-    """Compiles, calls and verifies a candidate in another process.
+    """Compiles, calls and verifies a candidate in a subprocess.
 
     Returns:
         What went wrong there, in words; "" if nothing did.
@@ -58,7 +58,7 @@ def run_isolated(
 
 
 def describe_lost_process(lost: ProcessLostError, timeout_s: float) -> str:
-    """Returns how the process of a candidate was lost, in words.
+    """Describes for the report how a candidate's subprocess timed out, crashed or exited.
 
     Args:
         lost: The loss.

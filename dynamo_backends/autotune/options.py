@@ -42,7 +42,7 @@ TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
 
 
 def by_default(device_types: Sequence[str]) -> list[str]:
-    """Returns those that compete where no candidates are named, for inputs on these devices."""
+    """Returns the names of the candidates that compete if the user names none."""
     torchs = [n for n, kind in TORCHS.items() if kind is None or kind in device_types]
     names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
     left_out = {ITSELF, *_OF_VENDORS, *_NAMED_ALONE}
@@ -55,7 +55,7 @@ def _is_variant(name: str) -> bool:
 
 
 def check_names(names: Sequence[str], backend: str) -> None:
-    """Checks the option `candidates`.
+    """Raises if the option `candidates` names no known backend, or autotune itself.
 
     Raises:
         OptionError: A name is no backend's, or autotune's own.
@@ -79,7 +79,7 @@ def check_names(names: Sequence[str], backend: str) -> None:
 
 @dataclass(frozen=True)
 class AutotuneOptions(Int8Options):
-    """The options of autotune; those of `Options` are handed on to the candidates.
+    """The options of autotune; the fields of `Options` are passed on to candidates.
 
     `verify` changes nothing, since every candidate is verified. With `fallback="error"` only
     candidates that take a whole graph compete with eager.
@@ -126,7 +126,7 @@ class AutotuneOptions(Int8Options):
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
-        """See `Options.parse`; `candidates` may be a list."""
+        """See `Options.parse`; also converts a list of `candidates` to a tuple."""
         given = dict(given)
         if isinstance(given.get("candidates"), list):
             given["candidates"] = tuple(given["candidates"])
@@ -155,18 +155,18 @@ class AutotuneOptions(Int8Options):
             )
 
     def refuse_beside(self, who: str) -> None:
-        """See `Options.refuse_beside`: refuses to tune beside the calls, too."""
+        """See `Options.refuse_beside`; also refuses `mode="background"`."""
         super().refuse_beside(who)
         if self.mode != "wait":
             raise OptionError(f"{who} tunes synchronously; mode must be 'wait', not {self.mode!r}.")
 
     def exact(self) -> "AutotuneOptions":
-        """Returns these options for candidates that do not compute in int8."""
+        """Returns a copy with precision float32 in place of int8; else the options."""
         if not self.is_int8:
             return self
         return replace(self, precision="float32", calibration=None, tolerance=None)
 
     def common(self) -> dict[str, Any]:
-        """Returns the options that every backend has, to be handed on to a candidate."""
+        """Returns the fields of `Options` as a dict of settings for a candidate."""
         shared = {f.name: getattr(self, f.name) for f in fields(Options)}
         return {**shared, "verify": "off", "slow": "off"}

@@ -31,7 +31,7 @@ Family = Literal["convolutions", "products", "other"]
 
 @dataclass(frozen=True)
 class GraphDescription:
-    """A graph, as far as predictions depend on it.
+    """The features of a graph that the cost model predicts from.
 
     Attributes:
         kind: Kind of graph: "inference", "forward", "backward", "training" or "step".
@@ -45,7 +45,7 @@ class GraphDescription:
 
     @property
     def family(self) -> Family:
-        """The kind of call that most FLOPs are in."""
+        """Returns the kind of operator that has most FLOPs; "other" if none are counted."""
         if self.work.get("flops", 0.0) == 0:
             return "other"
         products = self.work.get("product_work", 0.0) + self.work.get("attention_work", 0.0)
@@ -53,7 +53,7 @@ class GraphDescription:
 
 
 class Row(NamedTuple):
-    """A candidate: seconds of compilation per call of the graph, and speedups over eager.
+    """A candidate's compile seconds per call and speedups, in the hand-written table.
 
     Attributes:
         compile_s: Seconds per call.
@@ -141,7 +141,7 @@ _INT8 = 1.4
 
 @dataclass(frozen=True)
 class Expectation:
-    """Predicted compile time and speedup of a candidate.
+    """What the hand-written table says of a candidate for one graph.
 
     Attributes:
         compile_s: Seconds of compilation per call of the graph.
@@ -155,7 +155,7 @@ class Expectation:
 
 
 class Prior:
-    """Predicts candidates for a graph.
+    """Estimates compile time and speedup from a hand-written table, before any tuning.
 
     Args:
         rows: By kind of graph and name of the candidate.
@@ -165,7 +165,7 @@ class Prior:
         self._rows = rows
 
     def expect(self, name: str, graph: GraphDescription) -> Expectation:
-        """Predicts the compile time and the speedup of a candidate.
+        """Looks up a candidate's compile time per call and its speedup.
 
         Args:
             name: Of the candidate. "@bf16" after it makes no difference; in int8 more is expected,
@@ -181,7 +181,7 @@ class Prior:
 
 
 def similarity(one: GraphDescription, other: GraphDescription) -> float:
-    """Weighs measurements of one graph for another on the same machine: 0 to 1."""
+    """Returns the weight, 0 to 1, of one graph's measurements in predictions for another."""
     of_kind = 1.0 if one.kind == other.kind else _OTHER_KIND
     return of_kind * (1.0 if one.family == other.family else _OTHER_FAMILY)
 
@@ -192,7 +192,7 @@ _OTHER_FAMILY = 0.1
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted speedup and compile time of a candidate.
+    """A candidate's predicted compile seconds, speedup, and chance to be right.
 
     Attributes:
         compile_s: Seconds of compilation.
@@ -208,17 +208,17 @@ class Prediction:
 
     @property
     def promise(self) -> float:
-        """By what candidates are ordered: the expected gain, for those that work at all."""
+        """Returns the log of the speedup times the chance to be right: the order of trials."""
         return self.chances * math.log(max(self.speedup, 1e-3))
 
     @property
     def at_most(self) -> float:
-        """The speedup over eager that it will hardly exceed."""
+        """Returns an upper bound of the speedup: two standard deviations above it."""
         return self.speedup * math.exp(_DEVIATIONS * self.spread)
 
 
 class CostModel:
-    """Predictions for one graph.
+    """Predicts compile time and speedup from the table and this machine's decisions.
 
     Args:
         decisions: On this machine, the newest first.
@@ -247,7 +247,7 @@ class CostModel:
                 self._past.setdefault(row.name, []).append((past, weight, row))
 
     def predict(self, name: str) -> Prediction:
-        """Returns what to expect of a candidate."""
+        """Predicts a candidate's compile time and speedup for the graph; cached."""
         if name not in self._predicted:
             self._predicted[name] = self._predict(name)
         return self._predicted[name]
@@ -285,7 +285,7 @@ class CostModel:
         return self._prior.expect(name, graph).compile_s * max(graph.ops, 1)
 
     def order(self, names: Sequence[str], within_s: float = math.inf) -> list[str]:
-        """Names, the most promising first.
+        """Sorts candidates by expected gain; those that cannot compile in time come last.
 
         Those that take a small part of the time come before the others, for a first answer. Those
         that cannot be compiled in time come last, by what they promise for each second: several
@@ -319,13 +319,13 @@ def _gain(row: CandidateReport) -> float:
 
 
 def _blend(found: Sequence[tuple[float, float]], prior: float) -> float:
-    """The mean of what was found, with its weights, and of what was known before."""
+    """Returns the weighted mean of measurements and of the prior value."""
     total = sum(weight for weight, _ in found)
     return (sum(w * x for w, x in found) + _PRIOR_WEIGHT * prior) / (total + _PRIOR_WEIGHT)
 
 
 class CandidatePruner:
-    """Decides which candidates of one tuning session are not compiled.
+    """Skips candidates whose best expected speedup is below that of another one.
 
     What is expected may be wrong. So who was left out because the best one was expected to be
     faster than it turned out to be has its turn after the first measurement.
@@ -343,7 +343,7 @@ class CandidatePruner:
         self._measured = 0.0
 
     def refusal(self, name: str, right: Collection[str]) -> str:
-        """Returns why a candidate is not tried, in words; empty: it is.
+        """Returns why a candidate is skipped; "" if it is tried.
 
         Args:
             name: Name of the candidate.
@@ -363,7 +363,7 @@ class CandidatePruner:
         )
 
     def measured(self, speedup: float) -> list[str]:
-        """Takes note of the best speedup; returns who was left out and could exceed it.
+        """Notes the best measured speedup; returns skipped candidates that may exceed it.
 
         Args:
             speedup: Over eager, of the fastest candidate that is right, at least 1.

@@ -25,14 +25,14 @@ from dynamo_backends.workers.worker_process import child_environment
 
 
 class NotWritable(Exception):
-    """A graph has something in it that another process could not read; the message says what."""
+    """Raised for a graph that another process could not read; the message says why."""
 
 
 _GRAPH, _TENSORS, _OTHERS = "graph.json", "tensors.pt", "others.pt"
 
 
 def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
-    """Writes a graph and values for its inputs into a folder.
+    """Writes a captured graph and its input values to files in a folder.
 
     Raises:
         NotWritable: It cannot be written.
@@ -52,13 +52,13 @@ def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
 
 
 def write_others(folder: Path, sets: Sequence[Sequence[Any]], static: Collection[int]) -> None:
-    """Writes other inputs of a graph into its folder; without weights, which are those of it."""
+    """Writes input values of other sizes to the graph's folder, without weights."""
     kept = [{i: v for i, v in enumerate(values) if i not in static} for values in sets]
     torch.save(kept, folder / _OTHERS)
 
 
 def read_others(folder: Path, values: Sequence[Any]) -> list[list[Any]]:
-    """Reads what `write_others` has written.
+    """Reads the input values of other sizes from the graph's folder.
 
     Args:
         folder: The folder of the graph's files.
@@ -71,7 +71,7 @@ def read_others(folder: Path, values: Sequence[Any]) -> list[list[Any]]:
 
 
 def read(folder: Path) -> tuple[fx.GraphModule, list[Any]]:
-    """Reads what `write` has written."""
+    """Reads the graph and the input values that `write_graph` wrote."""
     head = json.loads((folder / _GRAPH).read_text(encoding="utf-8"))
     tensors = torch.load(folder / _TENSORS, weights_only=True)
     root = torch.nn.Module()
@@ -129,7 +129,7 @@ def rebuilt(
     places: Collection[int],
     sizes: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> fx.GraphModule:
-    """Returns the graph with weights that are parameters, as Dynamo had found it.
+    """Returns a module that Dynamo captures as the same graph: weights are parameters.
 
     Dynamo makes inputs in the order in which it comes upon them, which is the old one here, so that
     what is compiled of the graph has the same name in the disk cache.
@@ -167,7 +167,7 @@ def rebuilt(
 
 
 def settings_here(autocast: str) -> dict[str, Any]:
-    """Returns what graphs depend on in this process, in types that JSON has.
+    """Returns torch's settings and the environment, for another process to apply.
 
     Args:
         autocast: See `autocast_here`, in the thread where the graph was captured.
@@ -184,7 +184,7 @@ def settings_here(autocast: str) -> dict[str, Any]:
 
 
 def apply_settings(settings: dict[str, Any]) -> None:
-    """Sets torch and the environment as in the process that asks, but for autocast."""
+    """Applies another process's environment and torch settings, except autocast."""
     os.environ.clear()
     os.environ.update(settings["environment"])
     places = settings["environment"]["PYTHONPATH"].split(os.pathsep)
@@ -196,14 +196,14 @@ def apply_settings(settings: dict[str, Any]) -> None:
 
 
 def autocast_here() -> str:
-    """The data type of autocast on CPUs in this thread, such as "bfloat16"; empty: it is off."""
+    """Returns the dtype of CPU autocast in this thread, as "bfloat16"; "" if it is off."""
     if not torch.is_autocast_enabled("cpu"):
         return ""
     return str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
 
 
 def autocast_as(dtype: str) -> contextlib.AbstractContextManager[Any]:
-    """Autocast on CPUs as in another thread or process; `dtype` is what `autocast_here` told there.
+    """Returns a context manager that sets CPU autocast to a dtype, without its cache.
 
     Nothing is kept for later calls: that memory belongs to all threads, and what was cast without
     gradients would be taken by calls with them.

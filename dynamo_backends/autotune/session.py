@@ -34,12 +34,12 @@ log = logging.getLogger("dynamo_backends")
 
 
 class Unsuitable(Exception):
-    """A candidate cannot take part; the message says why."""
+    """Raised when a candidate cannot compete; the message says why."""
 
 
 @dataclass
 class PreparedCandidate:
-    """A candidate as it takes part in one tuning session.
+    """A candidate with the callbacks that a tuning session needs of it.
 
     Attributes:
         name: Unique.
@@ -66,7 +66,7 @@ class PreparedCandidate:
 
 
 def failure_of(reports: Sequence[GraphReport]) -> str:
-    """Returns why a candidate runs no part of the graph, in words; empty if it runs a part.
+    """Returns why a candidate runs no part of the graph; "" if it runs some.
 
     Args:
         reports: Of what was compiled for it; without any, nothing is known.
@@ -91,7 +91,7 @@ def failure_of(reports: Sequence[GraphReport]) -> str:
 
 @dataclass
 class Workload:
-    """The computation on which candidates are verified and measured: eager, and inputs.
+    """What a tuning session verifies and times: an eager reference, and inputs.
 
     Attributes:
         original: Eager.
@@ -116,7 +116,7 @@ class Workload:
     counts: Sequence[int] = ()
 
     def trials(self, clock: Callable[[], float] = time.perf_counter) -> list[Trial]:
-        """Yields trials on the real inputs, on perturbed ones, and on other sizes.
+        """Makes the cases to verify on: real inputs, perturbed ones, and other sizes.
 
         Args:
             clock: Tells the seconds of first calls.
@@ -135,14 +135,14 @@ class Workload:
         return found
 
     def traffic(self) -> list[list[Any]]:
-        """Inputs of a row of calls in which each of the sizes is about as often as it occurred."""
+        """Makes inputs of a sequence of calls with the sizes' observed frequencies."""
         fresh = [given.fresh() for given in (self.arguments, *self.others)]
         return [fresh[i] for i in schedule(self.counts)]
 
 
 @dataclass
 class Outcome:
-    """The result of a tuning session.
+    """The winner of a tuning session, and a row for each candidate.
 
     Attributes:
         winner: Name of the candidate that was chosen.
@@ -160,13 +160,13 @@ class Outcome:
 
     @property
     def is_tried(self) -> bool:
-        """Returns whether anything was tried, where anything is to be tried."""
+        """Returns whether the budget sufficed to compile at least one candidate."""
         compiled = (row.compile_s is not None for row in self.rows if row.name != EAGER)
         return not self.short_of_s or any(compiled)
 
 
 class TuningSession:
-    """Compiles, verifies and measures the candidates of one graph.
+    """Compiles, verifies and races the candidates of one graph.
 
     Args:
         workload: What they are verified and measured on.
@@ -210,7 +210,7 @@ class TuningSession:
         self._has_leader = False
 
     def decide(self) -> Outcome:
-        """Tries all candidates and chooses one.
+        """Tries the candidates in the predicted order; returns the outcome of their race.
 
         Raises:
             Exception: What eager raises for these inputs.
@@ -234,7 +234,7 @@ class TuningSession:
             restore_rng(rng)
 
     def _limit_s(self) -> float:
-        """Seconds of the budget that are for this graph; all, where candidates are named."""
+        """Returns the seconds for this graph; unlimited if the user names candidates."""
         if self._options.candidates:
             return math.inf
         is_differentiated = self._workload.outputs is not None
@@ -256,7 +256,7 @@ class TuningSession:
         return self._choose(measured)
 
     def decide_early(self) -> Outcome | None:
-        """Chooses among those that were proven right before a session was interrupted.
+        """Chooses among the candidates verified so far, after an interruption.
 
         Returns:
             None if none was.
@@ -274,7 +274,7 @@ class TuningSession:
         return len(self._prepared) if place is None else place
 
     def _untried(self) -> Outcome:
-        """Eager, for the budget suffices for none: the reference took what there was."""
+        """Returns eager as the outcome where the budget suffices for no candidate."""
         self._rows[EAGER] = replace(self._rows[EAGER], reason="")
         seconds = {"reference": self._reference_s}
         return Outcome(EAGER, tuple(self._rows.values()), self._budget.total_s, seconds)
@@ -306,7 +306,7 @@ class TuningSession:
             self._progress.leads(name)
 
     def _glance(self, run: Run, within_s: float = 0.0) -> float:
-        """Seconds of a call, about."""
+        """Returns the approximate seconds of one call."""
         return self._race({EAGER: run}, 0.0).glance(EAGER, within_s)
 
     def _say(self, what: str) -> None:
@@ -448,7 +448,7 @@ class TuningSession:
         return Outcome(winner, tuple(rows), short, {"reference": self._reference_s}, disturbed)
 
     def _fastest(self, order: Sequence[str], measured: RaceResult) -> str:
-        """The fastest; eager if it is no slower, else of several equal ones the cheapest."""
+        """Returns the fastest; among equals eager, else the quickest to compile."""
         equal = [n for n in order if n == order[0] or n in measured.equal]
         if EAGER in equal:
             return EAGER

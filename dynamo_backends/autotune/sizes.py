@@ -32,7 +32,7 @@ Key = tuple[int, ...]
 
 
 class Traffic:
-    """The sizes of the calls of a graph with symbols.
+    """Counts the sizes of calls of a dynamic-shape graph; keeps inputs of each size.
 
     Args:
         names: Names of the inputs that are symbols, by position, as in the user's code.
@@ -51,11 +51,11 @@ class Traffic:
         self._is_closed = False
 
     def key(self, args: Sequence[Any]) -> Key:
-        """Returns the sizes of a call."""
+        """Returns the values of a call's size inputs, as a tuple."""
         return tuple(int(args[i]) for i in self.places)
 
     def note(self, args: Sequence[Any]) -> None:
-        """Counts a call, and copies its inputs if its sizes are new."""
+        """Counts a call by its sizes; copies its inputs if the sizes are new."""
         if self._is_closed:
             return
         key = self.key(args)
@@ -75,16 +75,16 @@ class Traffic:
 
     @property
     def suffices(self) -> bool:
-        """Returns whether enough calls came, or enough time passed."""
+        """Returns whether tuning may begin: enough sizes occurred, or time passed."""
         return len(self._counts) >= MOST or time.monotonic() > self._begun + WAIT_S
 
     def close(self) -> None:
-        """Ends the counting of sizes."""
+        """Stops counting calls and copying inputs."""
         with self._lock:
             self._is_closed = True
 
     def seen(self) -> list[tuple[list[Any], int]]:
-        """Inputs for each of the sizes, those of the capture first, and how many calls had them."""
+        """Returns pairs of inputs and number of calls, one per set of sizes."""
         with self._lock:
             return [(values, max(1, self._counts[key])) for key, values in self._inputs.items()]
 
@@ -106,7 +106,7 @@ def _calls(number: int) -> str:
 
 
 def schedule(counts: Sequence[int]) -> list[int]:
-    """An order of calls that has each size about as often as it occurred, but at least once.
+    """Returns indices of sizes in an evenly mixed order, each as often as it occurred.
 
     Args:
         counts: How often each one did.
@@ -121,7 +121,7 @@ def schedule(counts: Sequence[int]) -> list[int]:
 
 
 class Assumed:
-    """The assumptions about sizes that a compiled graph adds to Dynamo's guards.
+    """Conditions on symbolic sizes that compiled code needs beyond Dynamo's guards.
 
     Args:
         assumptions: Over the symbols.
@@ -140,12 +140,12 @@ class Assumed:
 
     @property
     def unknown(self) -> set[sympy.Basic]:
-        """Symbols of which something is assumed, and that no input tells."""
+        """Returns the symbols in the conditions that no input's value gives."""
         free = set().union(*(a.free_symbols for a in self._assumptions))
         return free - set(self._symbols)
 
     def holds(self, args: Sequence[Any]) -> bool:
-        """Returns whether it is right for the sizes of a call."""
+        """Returns whether the conditions hold for the sizes of a call."""
         key = tuple(int(args[i]) for i in self.places)
         holds = self._known.get(key)
         if holds is None:
@@ -161,7 +161,7 @@ class Assumed:
 
 
 def count_calls(run: Callable[..., Any], traffic: Traffic) -> Callable[..., Any]:
-    """Returns what runs a graph, and notes its calls."""
+    """Wraps a function so that the sizes of its calls are recorded."""
 
     def call(*args: Any) -> Any:
         traffic.note(args)
@@ -173,7 +173,7 @@ def count_calls(run: Callable[..., Any], traffic: Traffic) -> Callable[..., Any]
 def within(
     assumed: Assumed, run: Callable[..., Any], eager: Callable[..., Any], name: str
 ) -> Callable[..., Any]:
-    """Returns a winner for the sizes that it is right for, and eager for others."""
+    """Wraps a winner so that calls that break its size assumptions run in eager."""
     is_told = False
 
     def call(*args: Any) -> Any:
@@ -198,7 +198,7 @@ _REBUILT = re.compile(r"(?:weight|activation)_(?P<place>\d+)")
 
 @dataclass(frozen=True)
 class Description:
-    """The symbols of the inputs of a graph, in types that JSON has.
+    """The symbolic sizes of a graph's inputs, as JSON-serializable types.
 
     Attributes:
         values: For each input: its own symbol, a tensor's sizes, or nothing.
@@ -213,7 +213,7 @@ class Description:
 
 
 def described(captured: fx.GraphModule, symbols: private.CapturedSymbols) -> Description:
-    """Returns the symbols of a graph, inside a backend called by Dynamo."""
+    """Makes the description of a captured graph's symbols; called during Dynamo's call."""
     dims = {str(i): kinds for i, kinds in symbols.dims.items()}
     sizes = {str(i): place for i, place in _sizes(captured).items()}
     return Description(_values(captured), dims, sizes)
@@ -230,14 +230,14 @@ def _values(captured: fx.GraphModule) -> list[list[str]]:
 
 
 def has_symbols(captured: fx.GraphModule) -> bool:
-    """Returns whether an input of a graph is a symbol, or has a size that is one."""
+    """Returns whether an input is a SymInt, or a tensor with a symbolic size."""
     return any(not size.isdigit() for sizes in _values(captured) for size in sizes)
 
 
 def bounds_of(
     captured: fx.GraphModule, sets: Sequence[Sequence[Any]]
 ) -> dict[str, dict[int, tuple[int, ...]]]:
-    """Bounds with which sizes that are known are not rounded up (see `Buckets.named`).
+    """Returns bucket bounds that equal the known sizes, so that these are not padded.
 
     Args:
         captured: A graph of Dynamo's.
@@ -258,7 +258,7 @@ def bounds_of(
 
 
 def _sizes(captured: fx.GraphModule) -> dict[int, tuple[int, int]]:
-    """Inputs that are sizes of others: by position, of which one and of which dimension."""
+    """Maps inputs that are sizes of a tensor to the tensor's position and dimension."""
     places = captured.graph.find_nodes(op="placeholder")
     sources = [private.dynamo_source_name(place) or "" for place in places]
     found = {}
@@ -270,7 +270,7 @@ def _sizes(captured: fx.GraphModule) -> dict[int, tuple[int, int]]:
 
 
 def old_places(captured: fx.GraphModule, old: Description) -> list[int]:
-    """Returns which inputs of a graph those of its copy are that was captured anew.
+    """Returns, for each input of a re-captured graph, its position in the original.
 
     Args:
         captured: The new one.
@@ -324,7 +324,7 @@ def _alike(old: Sequence[list[str]], new: Sequence[list[str]], places: Sequence[
 
 
 class Symbols:
-    """The symbols of a graph, kept to compile it after Dynamo's call.
+    """Keeps a captured graph's symbols so that it can be compiled after Dynamo's call.
 
     Args:
         captured: The graph.
@@ -360,5 +360,5 @@ class Symbols:
 
     @property
     def assumed(self) -> Assumed:
-        """Returns what was assumed of sizes since the capture."""
+        """Returns the conditions on sizes that were added after Dynamo's guards."""
         return Assumed(self._captured.assumed(), self._captured.numbers)

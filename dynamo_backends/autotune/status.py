@@ -55,7 +55,7 @@ class TuningStatus:
 
     @property
     def is_settled(self) -> bool:
-        """Returns whether nothing more will change."""
+        """Returns whether the state is final: "serving" or "gave up"."""
         return self.state in ("serving", "gave up")
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ _followed: "weakref.WeakValueDictionary[int, Followed]" = weakref.WeakValueDicti
 
 
 class Followed:
-    """A graph whose status is told.
+    """A graph whose tuning status is logged, reported and waited for.
 
     Args:
         status: At the beginning.
@@ -103,7 +103,7 @@ class Followed:
 
     @property
     def status(self) -> TuningStatus:
-        """Returns where it stands; a winner that failed in a call since then serves no longer."""
+        """Returns the status; "gave up" if the winner has failed in a call since."""
         status, report = self._status, self.reports[0]
         if status.state == "serving" and status.winner != report.chosen == EAGER:
             why = report.runtime_fallbacks[-1] if report.events else f"{status.winner} failed"
@@ -111,7 +111,7 @@ class Followed:
         return status
 
     def change(self, level: int = logging.INFO, **fields: Any) -> None:
-        """Tells and notes that fields of the status have other values, from any thread.
+        """Sets fields of the status, logs it, and wakes up waiting threads; thread-safe.
 
         Whoever has waited for the change finds the log line written.
 
@@ -129,11 +129,11 @@ class Followed:
                 _changed.notify_all()
 
     def give_up(self, reason: str, level: int = logging.WARNING) -> None:
-        """Notes that the graph stays in eager."""
+        """Sets the state "gave up": the graph stays in eager."""
         self.change(level, state="gave up", reason=reason, candidate="")
 
     def after_fork(self) -> None:
-        """Resets a lock that a thread of the parent may have held, in a forked child."""
+        """Replaces a lock that may be held by a thread of the parent process."""
         self._telling = threading.RLock()
 
     def _note(self) -> None:
@@ -142,7 +142,7 @@ class Followed:
 
 
 def tuning_status() -> list[TuningStatus]:
-    """Returns where tuning stands, of each graph of this process that `mode="background"` is for.
+    """Returns the background tuning status of each live graph of this process.
 
     Graphs that were dropped, such as by `torch.compiler.reset()`, are not listed.
 
@@ -157,7 +157,7 @@ def tuning_status() -> list[TuningStatus]:
 
 
 def wait_for_tuning(timeout: float | None = None) -> bool:
-    """Waits until tuning beside the calls has ended: each graph's winner serves, or it gave up.
+    """Waits until background tuning of all graphs has ended, or the timeout has passed.
 
     For scripts; what serves need not wait.
 

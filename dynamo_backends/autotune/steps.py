@@ -43,7 +43,7 @@ _WRONG = "wrong when it compiles steps natively"
 
 
 class TunedStep(StepProgram):
-    """A step, for which the first call chooses.
+    """Runs a training step with the fastest verified program; the first call tunes it.
 
     Args:
         graph: Graph of the kind "step", undecomposed (see `Autotune.keeps`).

@@ -50,7 +50,7 @@ log = logging.getLogger("dynamo_backends")
 
 @dataclass(frozen=True)
 class TuningKey:
-    """The key of a decision, and what is written about it.
+    """What a decision is looked up by, and what is stored with it.
 
     Attributes:
         kind: Kind of graph, as in `Decision.graph`.
@@ -75,11 +75,11 @@ class TuningKey:
     work: Mapping[str, float] = field(default_factory=dict)
 
     def model(self) -> CostModel:
-        """Returns predictions for the candidates."""
+        """Makes the cost model of this graph from the decisions on disk."""
         return CostModel(Decisions().all(), GraphDescription(self.kind, self.ops, self.work))
 
     def digest(self, competing: Sequence[Candidate], options: AutotuneOptions) -> str | None:
-        """Returns the key under which a decision is stored; None: it is not."""
+        """Hashes graph, candidates, options and environment; None if not cacheable."""
         if self.graph_hash is None:
             return None
         int8 = {"tolerance": repr(options.tolerance), "calibration": repr(options.calibration)}
@@ -99,14 +99,14 @@ class TuningKey:
 
 
 def work_of(graph: fx.GraphModule) -> dict[str, float]:
-    """Returns `graph_work`; nothing if that fails: candidates are ordered worse then."""
+    """Returns the FLOP features of a graph; {} if counting fails."""
     with done_without(None, "describing a graph for autotune"):
         return graph_work(graph)
     return {}
 
 
 class Subject(ABC):
-    """A function, graph or step for which candidates compete.
+    """What is tuned: a captured graph, a functional graph, or a training step.
 
     Attributes:
         options: Options of autotune.
@@ -123,33 +123,33 @@ class Subject(ABC):
     @property
     @abstractmethod
     def title(self) -> str:
-        """The subject in words."""
+        """Returns a short description for logs, such as "forward graph with 9 operators"."""
 
     @property
     @abstractmethod
     def competing(self) -> list[Candidate]:
-        """Candidates, eager not among them."""
+        """Returns the candidates that compete with eager."""
 
     @property
     @abstractmethod
     def key(self) -> TuningKey:
-        """Returns what a decision depends on."""
+        """Returns what a decision about the subject is looked up by."""
 
     @abstractmethod
     def build(self, candidate: Candidate) -> Run:
-        """Returns the subject compiled by a candidate; raises if that fails."""
+        """Compiles the subject with a candidate; raises if that fails."""
 
     @abstractmethod
     def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
-        """Returns a candidate as it takes part in a session."""
+        """Makes a candidate ready for a tuning session: its callbacks and limits."""
 
     def context(self) -> AbstractContextManager[Any]:
-        """Returns what tuning is done in."""
+        """Returns the context manager that tuning runs in; by default one without effect."""
         return nullcontext()
 
 
 class FunctionSubject(Subject):
-    """A graph of Dynamo's: candidates compile it whole, as Dynamo captured it.
+    """A graph that Dynamo captured, which candidates compile whole.
 
     A graph that is differentiated is called with a forward and a backward pass together. One of its
     candidates, "split", is the pipeline's own way: AOT Autograd makes a forward and a backward
@@ -196,17 +196,17 @@ class FunctionSubject(Subject):
 
     @property
     def title(self) -> str:
-        """See `Subject.title`."""
+        """See `TuningSubject.title`."""
         return f"{self.kind} graph {self.number} with {self.ops} operations"
 
     @property
     def static(self) -> frozenset[int]:
-        """Positions of parameters and buffers."""
+        """Returns the positions of parameters and buffers among the inputs."""
         return frozenset(private.captured_static_inputs(self.captured))
 
     @cached_property
     def competing(self) -> list[Candidate]:
-        """See `Subject.competing`.
+        """See `TuningSubject.competing`.
 
         In training, backends of this package take part inside of "split". With symbols each takes
         part with a forward and a backward graph of its own: inside of "split" there is a choice for
@@ -225,7 +225,7 @@ class FunctionSubject(Subject):
 
     @cached_property
     def key(self) -> TuningKey:
-        """See `Subject.key`."""
+        """See `TuningSubject.key`."""
         static = self.static
         inputs = [describe(v) if isinstance(v, Tensor) else repr(v) for v in self.values]
         return TuningKey(
@@ -253,7 +253,7 @@ class FunctionSubject(Subject):
         return warm_start.function_hash(self.captured, self.values, self.static, self.kind)
 
     def start_warm(self) -> Sequence[str]:
-        """Has those be tried first that won for a graph of the same function.
+        """Puts earlier winners of the same function, at other sizes, first.
 
         Returns:
             Who is to be tried whatever is left of the budget, until one is right.
@@ -263,14 +263,14 @@ class FunctionSubject(Subject):
         return self.first if has_symbols(self.captured) else ()
 
     def note_winner(self, winner: str, rows: Sequence[CandidateReport]) -> None:
-        """Has the best candidates be tried first for graphs of the same function."""
+        """Remembers the ranking for later graphs of the same function."""
         warm_start.note(self._function_hash, winner, rows)
 
     # The session.
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """As if nothing were being compiled, in the mode of gradients that candidates run in."""
+        """Leaves Dynamo's compilation context, and sets the grad mode of real calls."""
         mode = torch.no_grad() if self._split is None else torch.enable_grad()
         with private.apart_from_compilation(), private.disable_current_modes(), mode:
             yield
@@ -281,7 +281,7 @@ class FunctionSubject(Subject):
         others: Sequence[Arguments] = (),
         counts: Sequence[int] = (),
     ) -> Workload:
-        """Returns what candidates are verified and measured on.
+        """Makes the workload that candidates are verified and timed on.
 
         Args:
             arguments: Other inputs than those of the call that is compiled.
@@ -301,17 +301,17 @@ class FunctionSubject(Subject):
         )
 
     def mutated(self) -> frozenset[int]:
-        """Returns which inputs the graph writes to."""
+        """Returns the positions of mutated inputs; calls the graph once to find them."""
         if self.known_mutated is None:
             self.known_mutated = find_mutated(self.adapt(self.captured.forward), self.values)
         return self.known_mutated
 
     def adapt(self, compiled: Callable[..., Any]) -> Run:
-        """Returns a compiled graph as the session calls it: in training, differentiated."""
+        """Wraps a compiled graph to take a list; in training with its backward."""
         return differentiated(compiled) if self._split else lambda args: compiled(*args)
 
     def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
-        """See `Subject.prepare`."""
+        """See `TuningSubject.prepare`."""
         name = candidate.name
         isolated = None
         if is_isolated(candidate, self.options):
@@ -330,7 +330,7 @@ class FunctionSubject(Subject):
         )
 
     def build(self, candidate: Candidate, options: AutotuneOptions | None = None) -> Run:
-        """Returns the graph compiled by a candidate.
+        """Compiles the graph with a candidate, and collects its reports.
 
         Args:
             candidate: Which one.
@@ -355,7 +355,7 @@ class FunctionSubject(Subject):
     # Reports.
 
     def reports_of(self, winner: str) -> list[GraphReport]:
-        """Returns the reports of the winner; made here if it reports nothing itself."""
+        """Returns the winner's reports; makes one for a backend that reports nothing."""
         reports = self.reports.get(winner)
         if reports:
             return reports
@@ -370,7 +370,7 @@ class FunctionSubject(Subject):
     def describe_choice(
         self, reports: Sequence[GraphReport], winner: str, rows: tuple[CandidateReport, ...]
     ) -> None:
-        """Notes in reports what was chosen, and from what; "split" has noted what it chose."""
+        """Writes the winner and all candidates' rows to the graph's reports."""
         for report in reports:
             report.tolerance = str(self.options.tolerance or "")
             if winner != SPLIT:
@@ -383,7 +383,7 @@ class FunctionSubject(Subject):
 
 
 def differentiated(compiled: Callable[..., Any]) -> Run:
-    """A function from inputs to outputs and the gradients of those inputs that require them."""
+    """Wraps a function so that it returns its outputs and its inputs' gradients."""
 
     def run(args: list[Any]) -> Sequence[Any]:
         leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]

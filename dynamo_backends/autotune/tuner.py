@@ -27,7 +27,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class TuningResult(NamedTuple):
-    """The candidate that is to run a subject, with what was measured.
+    """The name of the winner, and a row of measurements for each candidate.
 
     Attributes:
         winner: Name of the candidate.
@@ -44,11 +44,11 @@ EAGER_ALONE = TuningResult(EAGER, (CandidateReport(EAGER),))
 
 
 class WrongWinner(Exception):
-    """A winner cannot run its subject; the message says why, after its name."""
+    """Raised when a winner cannot run its subject; the message says why."""
 
 
 class GraphTuner:
-    """Decides who runs one subject.
+    """Finds the decision about one subject on disk, or tunes it and stores the result.
 
     Args:
         subject: What the candidates compete for.
@@ -62,28 +62,28 @@ class GraphTuner:
 
     @cached_property
     def key(self) -> str | None:
-        """Key of the decision on disk; None: nothing is kept."""
+        """Returns the key of the decision on disk; None if decisions are not stored."""
         options = self.subject.options
         return self.subject.key.digest(self.subject.competing, options) if options.cache else None
 
     @property
     def budget(self) -> Budget:
-        """Budget of this process for tuning with these options."""
+        """Returns this process's tuning budget for these options, shared by all graphs."""
         options = self.subject.options
         return budget_of(repr(options), options.budget_s)
 
     def model(self) -> CostModel:
-        """Returns predictions for the candidates."""
+        """Makes the cost model of the subject from the decisions on disk."""
         return self.subject.key.model()
 
     def candidate(self, name: str) -> Candidate:
-        """Returns one of those that compete, by its name."""
+        """Returns the competing candidate with this name."""
         return next(c for c in self.subject.competing if c.name == name)
 
     # Recalling.
 
     def find(self) -> TuningResult | None:
-        """Returns the decision on disk, if it still holds; compiles nothing."""
+        """Returns the valid decision on disk, or None; compiles nothing."""
         if self.key is None:
             return None
         subject, decision = self.subject, None
@@ -101,7 +101,7 @@ class GraphTuner:
         return TuningResult(decision.winner, decision.candidates, decision.seconds)
 
     def recall(self, rebuild: Callable[[Candidate], Any] | None = None) -> TuningResult | None:
-        """Returns the decision of an earlier session, with its winner compiled again.
+        """Loads the decision on disk and compiles its winner; None if that fails.
 
         Args:
             rebuild: Compiles the winner, and raises if it cannot run; by default `Subject.build`.
@@ -119,7 +119,7 @@ class GraphTuner:
         return result
 
     def rebuild(self, winner: str, rebuild: Callable[[Candidate], Any] | None = None) -> str:
-        """Compiles who was chosen; forgets the decision if that fails.
+        """Compiles an earlier winner; returns why it failed, or "".
 
         Args:
             winner: Name of the candidate; nothing is done for eager.
@@ -150,7 +150,7 @@ class GraphTuner:
         in_any_case: Collection[str] = (),
         without: Collection[str] = (),
     ) -> TuningResult:
-        """Lets the candidates compete, and keeps the outcome; eager runs the subject if that fails.
+        """Runs a tuning session and stores its outcome; on failure the winner is eager.
 
         Where the budget suffices for none of them nothing is done, nor kept: the next process has a
         budget of its own. With `mode="background"` there is no session in a call: another process
@@ -222,7 +222,7 @@ class GraphTuner:
     def untried(
         self, share: GraphBudget, model: CostModel, without: Collection[str] = ()
     ) -> tuple[CandidateReport, ...]:
-        """Returns a row for each candidate where the budget suffices for none; else nothing.
+        """Returns rows that refuse all candidates if none fits the budget; else ().
 
         Args:
             share: What the budget allows.
@@ -237,7 +237,7 @@ class GraphTuner:
         return (CandidateReport(EAGER), *refused)
 
     def accept(self, outcome: Outcome, mutated: Collection[int]) -> TuningResult:
-        """Returns the result of a session, which is written to the disk if anything was tried.
+        """Converts a session's outcome to a result; stores it if anything was tried.
 
         Args:
             outcome: Outcome of the session.
@@ -256,11 +256,11 @@ class GraphTuner:
     # What is on disk.
 
     def note_shortage(self) -> None:
-        """Notes that the budget did not last for all that could have been tried."""
+        """Notes that candidates were skipped for lack of budget, for the stored decision."""
         self._short_of_s = self.budget.total_s
 
     def keep(self, result: TuningResult) -> None:
-        """Writes a result to the disk."""
+        """Writes the result to disk as a decision."""
         if self.key is None:
             return
         key, options = self.subject.key, self.subject.options
@@ -286,6 +286,6 @@ class GraphTuner:
             )
 
     def forget(self) -> None:
-        """Drops the decision on disk: its winner has failed."""
+        """Removes the decision from disk after its winner has failed."""
         if self.key is not None:
             Decisions().drop(self.key)

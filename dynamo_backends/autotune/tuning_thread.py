@@ -40,16 +40,16 @@ _FROM_OUTSIDE = [getattr(signal, n, 0) for n in ("SIGKILL", "SIGTERM", "SIGINT",
 
 
 class NotWanted(Exception):
-    """The graph is gone, or this process ends."""
+    """Raised when the graph was dropped or the process ends: nobody needs the result."""
 
 
 class GaveUp(Exception):
-    """The graph cannot be tuned; the message says why."""
+    """Raised when a graph cannot be tuned; the message says why."""
 
 
 @dataclass
 class Task:
-    """A graph that is to be tuned.
+    """A graph queued for tuning in another process, with its callbacks.
 
     Attributes:
         owner: Who serves it; once that is gone nobody wants it to be tuned.
@@ -76,14 +76,14 @@ class Task:
     timeout_s: float
 
     def failed(self, reason: str) -> None:
-        """Leaves the graph to who serves it, if it is still there."""
+        """Tells the graph's owner, if it is alive, that tuning failed and why."""
         owner = self.owner()
         if owner is not None:
             self.left(owner, reason)
 
 
 class TuningProgressListener:
-    """Collects the messages of the tuning process until it answers or is lost.
+    """Handles the tuning process's progress messages for one job.
 
     Args:
         task: The task.
@@ -117,13 +117,13 @@ class TuningProgressListener:
         return self._task.timeout_s if self.candidate in self._task.isolated else None
 
     def count(self, spent_s: float | None = None) -> None:
-        """Takes from the budget what was spent."""
+        """Charges the seconds that the tuning process spent to the budget."""
         spent_s = self._spent_s if spent_s is None else spent_s
         self._task.budget.spend(spent_s - self._before_s)
         self._task.followed.change(spent_s=self._task.budget.spent_s)
 
     def blame(self, lost: Exception, suspect: str) -> str:
-        """Returns why the candidate that was under way is tried no more; empty: it is not to blame.
+        """Returns why the candidate under way is excluded after a crash; "" if not.
 
         Args:
             lost: How the process was lost.
@@ -138,14 +138,14 @@ class TuningProgressListener:
 
 
 def read_outcome(answered: dict[str, Any]) -> Outcome:
-    """Returns the outcome in the answer to a task."""
+    """Converts the tuning process's JSON answer to an outcome."""
     rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
     disturbed = bool(answered.get("disturbed", False))
     return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"], disturbed)
 
 
 class TuningThread(QueueThread[Task]):
-    """The thread, the other process, and what waits for them.
+    """The thread that feeds queued graphs to one tuning process.
 
     Linux ends the other process with the thread, which starts it.
     """
@@ -163,11 +163,11 @@ class TuningThread(QueueThread[Task]):
         return self._process
 
     def disown(self) -> None:
-        """Leaves everything to the parent, in a forked child."""
+        """Forgets the tuning process, in a forked child: it belongs to the parent."""
         self._process.disown()
 
     def do(self, item: Task) -> None:
-        """See `QueueThread.do`: has a graph tuned."""
+        """Tunes one graph in the other process (see `QueueThread.do`)."""
         try:
             with contextlib.suppress(NotWanted):
                 self._tune(item)
@@ -273,7 +273,7 @@ class TuningThread(QueueThread[Task]):
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for one graph, beside the decisions.
+    """Makes a temporary folder for one graph, beside the decisions.
 
     Raises:
         GaveUp: There is no place for it.
@@ -292,7 +292,7 @@ _thread = TuningThread()
 
 
 def add(task: Task) -> None:
-    """Has a graph tuned, after those that wait already."""
+    """Queues a graph for background tuning."""
     _thread.put(task)
 
 

@@ -34,7 +34,7 @@ log = logging.getLogger("dynamo_backends")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of verifying a candidate.
+    """The result of verifying a candidate: what is wrong, and its error.
 
     Attributes:
         wrong: What is wrong, in words; empty if nothing is.
@@ -49,12 +49,12 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Returns whether nothing is wrong."""
+        """Returns whether the candidate passed."""
         return not self.wrong
 
 
 class Trial:
-    """One set of inputs, and what eager makes of it.
+    """One set of inputs with eager's results, which candidates are compared with.
 
     Args:
         arguments: The inputs.
@@ -111,7 +111,7 @@ class Trial:
 
     @functools.cached_property
     def _expected_in_bfloat16(self) -> list[Any]:
-        """Eager's results under autocast; those without it if it fails there."""
+        """Returns eager's results under autocast, or without it if that fails."""
         args = self._arguments.fresh()
         self._restore_rng()
         try:
@@ -128,7 +128,7 @@ class Trial:
 
     @property
     def error(self) -> float:
-        """Eager's own, as in `Verdict`; 0 where it could not be computed in float64."""
+        """Returns eager's relative error against float64; 0 if that is not known."""
         return relative_error(self._precise, self._expected)
 
     def judge(
@@ -138,7 +138,7 @@ class Trial:
         calls: int = 2,
         tolerance: Tolerance | None = None,
     ) -> Verdict:
-        """Calls a candidate, several times, and compares.
+        """Calls a candidate several times and compares its results with eager's.
 
         Args:
             run: The candidate.
@@ -196,7 +196,7 @@ class Trial:
         return Verdict(scores.wrong, error, seconds)
 
     def _touched(self, args: Sequence[Any]) -> set[int]:
-        """Inputs that share memory with those that eager writes to."""
+        """Returns the inputs that share memory with those that eager mutates."""
         places = {memory_of(args[i]) for i in self._arguments.mutated}
         return {i for i, a in enumerate(args) if memory_of(a) in places}
 
@@ -213,7 +213,7 @@ class Trial:
         return ""
 
     def _admitted_strides(self, number: int, result: Any) -> Sequence[int] | None:
-        """Strides that a result may have instead of eager's."""
+        """Returns the strides that a result may have besides eager's."""
         if self._outputs is not None and number >= self._outputs:
             return result.stride() if isinstance(result, Tensor) else None
         return self._promised[number] if number < len(self._promised) else None
@@ -235,7 +235,7 @@ class Trial:
 def judge(
     trials: Sequence[Trial], run: Run, reduced: bool = False, tolerance: Tolerance | None = None
 ) -> Verdict:
-    """Returns what all trials say of a candidate: on the real inputs twice, on the others once.
+    """Verifies a candidate on all cases: twice on real inputs, once on the others.
 
     Args:
         trials: The first one is on the real inputs.
@@ -254,7 +254,7 @@ def judge(
 
 
 def _together(verdicts: Sequence[Verdict]) -> Verdict:
-    """The last one says what is wrong; the first one knows the first call."""
+    """Merges verdicts: the last reason, the largest error, the first call's time."""
     worst = max((v.error for v in verdicts if v.error is not None), default=None)
     return Verdict(verdicts[-1].wrong, worst, verdicts[0].first_s)
 
@@ -269,7 +269,7 @@ def _reused(args: Sequence[Any], results: Sequence[Any], alive: Sequence[Any]) -
 
 
 def autocast_bfloat16() -> contextlib.AbstractContextManager[Any]:
-    """Eager's own way of computing in bfloat16."""
+    """Returns a context manager for autocast to bfloat16, on CUDA if available, else CPU."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.autocast(kind, dtype=torch.bfloat16)
 

@@ -23,7 +23,7 @@ _ranked: LRU[str, tuple[str, ...]] = LRU(256)
 def function_hash(
     captured: fx.GraphModule, values: Sequence[Any], static: Collection[int], kind: str
 ) -> str:
-    """A hash that graphs of the same function have in common, whatever the sizes of their inputs.
+    """Hashes a captured function without its activations' sizes; weights' shapes count.
 
     Args:
         captured: A graph of Dynamo's.
@@ -44,7 +44,7 @@ def _is_tensor(node: fx.Node) -> bool:
 
 
 def note(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
-    """Notes who was faster than eager for a graph.
+    """Remembers which candidates were faster than eager for a function, best first.
 
     Args:
         function: Its hash.
@@ -58,5 +58,5 @@ def note(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
 
 
 def ranked(function: str) -> tuple[str, ...]:
-    """Returns who was faster than eager for the last graph of the same function, best first."""
+    """Returns the remembered candidates of a function, best first; () if unknown."""
     return _ranked.get(function) or ()

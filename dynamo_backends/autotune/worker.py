@@ -43,7 +43,7 @@ from dynamo_backends.workers.worker_process import Say, serve
 
 
 def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
-    """Returns what came of a request; {} for one without a folder, which starts the process."""
+    """Answers a request: tries one candidate, tunes a graph, or just starts up ({})."""
     if "folder" not in request:
         return {}
     try:
@@ -62,7 +62,7 @@ def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
 
 
 def read_options(given: dict[str, Any]) -> AutotuneOptions:
-    """Returns options that were JSON."""
+    """Makes `AutotuneOptions` from their JSON form."""
     settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     return AutotuneOptions(**settings)
 
@@ -71,7 +71,7 @@ def read_options(given: dict[str, Any]) -> AutotuneOptions:
 
 
 def try_out(graph: fx.GraphModule, values: list[Any], request: dict[str, Any]) -> str:
-    """Compiles, calls and verifies a candidate.
+    """Compiles, calls and verifies one candidate; returns what is wrong, or "".
 
     Returns:
         What goes wrong; "" if nothing does.
@@ -142,7 +142,7 @@ def tuned(
     request: dict[str, Any],
     say: Say,
 ) -> dict[str, Any]:
-    """Captures the graph anew, so that it is tuned as in Dynamo's call of a backend.
+    """Captures the graph again with Dynamo and tunes it; returns the outcome as JSON.
 
     Args:
         graph: As another process captured it.
@@ -254,7 +254,7 @@ def _where_right(
 
 
 def main() -> None:
-    """Answers one request after the other."""
+    """Serves requests from standard input until it is closed."""
     serve(answer, ends_with_thread=True)
 
 

@@ -1,4 +1,4 @@
-"""From what a user names as a backend to the one object that Dynamo compares."""
+"""Resolves what a user names as a backend to the one object Dynamo compares."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ def resolve(
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
 ) -> str | CompilerFunction:
-    """Returns what to give to Dynamo for a backend; equal arguments give the same object.
+    """Resolves a backend to the object for Dynamo; equal arguments give the same object.
 
     Args:
         backend: A name, a `Compiler` or a function.

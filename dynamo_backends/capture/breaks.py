@@ -1,4 +1,4 @@
-"""Graph breaks: where in the user's code Dynamo stopped capturing, and why."""
+"""Records graph breaks: where Dynamo stopped capturing, and why."""
 
 import contextlib
 import linecache
@@ -21,7 +21,7 @@ _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 
 @dataclass(frozen=True)
 class Source:
-    """A line of code.
+    """One line of a source file: path, line number and text.
 
     Attributes:
         file: Path of the file.
@@ -39,19 +39,19 @@ class Source:
 
 
 def line_of(file: str, line: int) -> Source:
-    """Returns the line of a file."""
+    """Reads a line of a file; its text is empty if the file cannot be read."""
     return Source(file, line, linecache.getline(file, line).strip())
 
 
 def start_of(code: CodeType) -> Source | None:
-    """The first line of a function; None for Dynamo's wrapper of a module of torch's own."""
+    """Returns a function's first line; None for Dynamo's own wrapper code."""
     if code.co_filename.startswith(_DYNAMO):
         return None
     return line_of(code.co_filename, code.co_firstlineno)
 
 
 def user_line(stack: Iterable[FrameSummary] | None) -> Source | None:
-    """Returns the innermost line of a stack that is not in torch itself; None if there is none."""
+    """Returns the innermost stack line outside torch; None if there is none."""
     frames = [f for f in stack or () if not f.filename.startswith(_DYNAMO)]
     outside = [f for f in frames if not f.filename.startswith(_TORCH)]
     for frame in reversed(outside or frames):
@@ -60,7 +60,7 @@ def user_line(stack: Iterable[FrameSummary] | None) -> Source | None:
 
 
 def function_name(code: CodeType) -> str:
-    """Returns the name of a function; of a rest of one, "f, from line 7"."""
+    """Returns a code object's name; of a resumed function as "f, from line 7"."""
     if code.co_filename.startswith(_DYNAMO):
         return "the compiled function itself"
     resumed = _RESUMED.search(code.co_name)
@@ -69,7 +69,7 @@ def function_name(code: CodeType) -> str:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A place where capture stopped.
+    """A place where Dynamo stopped capturing: the reason, hints and the user's line.
 
     Attributes:
         reason: In a few words, such as "data-dependent branch".
@@ -100,12 +100,12 @@ class GraphBreak:
 
     @property
     def is_wanted(self) -> bool:
-        """Returns whether the user's code asks for it."""
+        """Returns whether user code asked for it, as by `torch.compiler.disable`."""
         return any(words in self.reason for words in _WANTED)
 
     @property
     def is_of_error(self) -> bool:
-        """Returns whether the code raises there, in eager, too."""
+        """Returns whether the code raises an exception there, in eager too."""
         return self.reason == "Observed exception"
 
 
@@ -115,7 +115,7 @@ _WANTED = ("torch.compiler.disable", "torch._dynamo.disable", "torch._dynamo.gra
 def graph_break(
     text: str, stack: Iterable[FrameSummary] | None, code: CodeType, skipped: bool = False
 ) -> GraphBreak:
-    """Makes a `GraphBreak` out of Dynamo's words.
+    """Parses Dynamo's message into a `GraphBreak`.
 
     Args:
         text: The reason as Dynamo gives it.
@@ -133,7 +133,7 @@ def graph_break(
 
 @contextlib.contextmanager
 def noted_breaks(code: CodeType, breaks: list[GraphBreak], refusing: str = "") -> Iterator[None]:
-    """Notes the graph breaks of a frame that Dynamo compiles inside of the block.
+    """Records a frame's graph breaks into a list (context manager); may refuse them.
 
     Args:
         code: The code object of the frame.
@@ -173,7 +173,7 @@ def _refusal(backend: str, found: GraphBreak) -> FallbackRefusedError:
 
 
 def merge(breaks: Iterable[GraphBreak]) -> tuple[GraphBreak, ...]:
-    """Returns each break once, counted, in the order of the first."""
+    """Merges equal graph breaks and adds up their counts, in order of the first."""
     counted: dict[GraphBreak, int] = {}
     for each in breaks:
         counted[each] = counted.get(each, 0) + each.count

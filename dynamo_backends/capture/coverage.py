@@ -1,4 +1,4 @@
-"""`coverage`: how much of a run Dynamo captured; `run`, `disable` and `reset`."""
+"""Measures how much of a run Dynamo captured; has `run`, `disable` and `reset` too."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ from dynamo_backends.interface.report import GraphReport, Served, record
 
 @dataclass
 class GraphCoverage:
-    """The coverage of one captured graph: its operators, calls and seconds.
+    """What coverage counts of one captured graph: operators, calls and seconds.
 
     Attributes:
         function: Where it comes from, "name (file:line)".
@@ -46,7 +46,7 @@ class GraphCoverage:
 
 @dataclass(frozen=True)
 class Recompiled:
-    """A frame that was compiled although it had been before.
+    """A recompiled frame and the guard that failed.
 
     Attributes:
         function: The frame, "name (file:line)".
@@ -81,51 +81,51 @@ class Coverage(Rendered):
 
     @property
     def served(self) -> tuple[Served, ...]:
-        """Returns what served the calls of graphs with symbolic sizes, `restart` or not."""
+        """Returns the programs or fallbacks that served dynamic-shape calls; kept on `restart`."""
         return tuple(row for report in self._reports for row in report.traffic())
 
     @property
     def ops_in_graphs(self) -> int:
-        """ATen calls that ran as a part of a graph."""
+        """Returns the number of ATen calls that ran as part of a graph."""
         return sum(graph.ops * graph.calls for graph in self.graphs)
 
     @property
     def ops_in_eager(self) -> int:
-        """ATen calls that ran outside the graphs."""
+        """Returns the number of ATen calls that ran outside graphs."""
         return self.eager_ops.total()
 
     @property
     def seconds_in_graphs(self) -> float:
-        """Returns how long the graphs ran."""
+        """Returns the wall time of all graph calls, in seconds."""
         return sum(graph.seconds for graph in self.graphs)
 
     @property
     def graph_calls(self) -> int:
-        """Returns how often a graph was called."""
+        """Returns the number of calls of captured graphs."""
         return sum(graph.calls for graph in self.graphs)
 
     @property
     def share_of_ops(self) -> float:
-        """The captured share of all ATen calls, 0 to 1; 0 if there were none."""
+        """Returns the captured share of all ATen calls, 0 to 1; 0 if there were none."""
         return _share(self.ops_in_graphs, self.ops_in_eager)
 
     @property
     def share_of_time(self) -> float:
-        """The captured share of the time of graphs and eager operators, 0 to 1."""
+        """Returns the share of time spent in graphs, 0 to 1; 0 if nothing ran."""
         return _share(self.seconds_in_graphs, self.seconds_in_eager)
 
     @property
     def mean_ops_per_graph(self) -> float:
-        """ATen calls per call of a graph; 0 if none was called."""
+        """Returns the mean number of ATen calls per graph call; 0 if none was called."""
         return self.ops_in_graphs / self.graph_calls if self.graph_calls else 0.0
 
     @property
     def largest_graph(self) -> int:
-        """ATen calls of the largest graph."""
+        """Returns the number of ATen calls of the largest graph; 0 if there is none."""
         return max((graph.ops for graph in self.graphs), default=0)
 
     def restart(self) -> None:
-        """Forgets what was counted, but not what was compiled: for use after a warm-up."""
+        """Resets the counts, and keeps compiled code: for use after a warm-up."""
         if self._recorder is not None:
             self._recorder.restart()
 
@@ -336,14 +336,14 @@ def reset() -> None:
 
 
 class NoCompilation(Scope):
-    """The decorator and context manager that `run` returns."""
+    """What `run()` returns: a decorator and context manager; compiles nothing new inside."""
 
     def __repr__(self) -> str:
         """As a call that makes it."""
         return "run()"
 
     def __call__(self, fn: Any) -> Any:
-        """The function, generator function or module, which compiles nothing when called."""
+        """Wraps a function, generator function or module to compile nothing when called."""
         if inspect.isgeneratorfunction(fn):
             return control.run_within(lambda: self, fn)
         return control.wrap_to_run_only(fn, nothing_new)
@@ -356,7 +356,7 @@ class NoCompilation(Scope):
 
 
 class Disable(Scope):
-    """The decorator and context manager that `disable` returns."""
+    """The decorator and context manager `disable()`: everything runs in eager."""
 
     def __repr__(self) -> str:
         """As a call that makes it."""

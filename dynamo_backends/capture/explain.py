@@ -1,4 +1,4 @@
-"""`explain`: watches Dynamo compile a function, and says what became of it.
+"""Watches Dynamo compile a function and reports what became of it (`explain`).
 
 Nothing that the user has compiled is touched. Dynamo's cache has regions; the function is compiled
 in one of its own, with a backend object of its own and no memory of the sizes that earlier calls
@@ -42,7 +42,7 @@ from dynamo_backends.verify.bisection import bisecting
 
 @dataclass
 class CapturedGraph:
-    """One graph that Dynamo captured.
+    """One graph that Dynamo captured, with compile time and the user's lines.
 
     Attributes:
         code: The code object that it comes from.
@@ -70,7 +70,7 @@ class _Frame:
 
 
 class Observer:
-    """Compiles functions with a backend and takes notes.
+    """Compiles functions with a backend and records graphs, breaks and guards.
 
     Args:
         backend: Called with each captured graph and its inputs.
@@ -181,7 +181,7 @@ def explain(
     slow: bool = False,
     **kwargs: Any,
 ) -> Explanation:
-    """Compiles and calls a function or module once, and returns a report of what was compiled.
+    """Compiles and calls a function once; returns a report of graphs, breaks and guards.
 
     The function runs, with its side effects. If results require gradients, their sum is
     differentiated, so that backward graphs are compiled; no `.grad` is written. To see
@@ -308,7 +308,7 @@ class Explainer:
         self._seconds += time.perf_counter() - start
 
     def switches(self) -> list[Switched]:
-        """Returns what runs each captured graph, in the order of `Explanation.graphs`.
+        """Returns the switch between eager and compiled of each graph, in order of `graphs`.
 
         Raises:
             RuntimeError: The Explainer is not `switched`, or not inside its `with` block.
@@ -321,7 +321,7 @@ class Explainer:
         return found
 
     def explanation(self) -> Explanation:
-        """Returns what became of the calls so far."""
+        """Returns the `Explanation` of all calls so far."""
         seen = self._observer
         graphs = tuple(self._graph(captured) for captured in seen.graphs)
         notes = list(self._notes)

@@ -27,7 +27,7 @@ from dynamo_backends.interface.report import Fallback, GraphReport, InputReport,
 
 @dataclass(frozen=True)
 class GraphExplanation:
-    """One graph that Dynamo captured.
+    """What became of one captured graph: operators, compile time and reports.
 
     Attributes:
         function: The function that it comes from.
@@ -51,7 +51,7 @@ class GraphExplanation:
 
     @property
     def ops(self) -> int:
-        """Number of calls in the graph."""
+        """Returns the number of calls in the graph, as Dynamo captured it."""
         return sum(self.operators.values())
 
 
@@ -83,17 +83,17 @@ class Explanation(Rendered):
 
     @property
     def ops(self) -> int:
-        """Number of calls in all captured graphs."""
+        """Returns the number of calls in all captured graphs."""
         return sum(graph.ops for graph in self.graphs)
 
     @property
     def reports(self) -> tuple[GraphReport, ...]:
-        """The reports of all functional graphs."""
+        """Returns the pipeline's reports of all graphs, forward and backward."""
         return tuple(report for graph in self.graphs for report in graph.reports)
 
     @property
     def chosen(self) -> list[tuple[str, int]]:
-        """With autotune: how many graphs each candidate runs, the most frequent first."""
+        """Counts the graphs that each autotune candidate runs, most frequent first."""
         return Counter(r.chosen for r in self.reports if r.chosen).most_common()
 
     def to_dict(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ _TELLING = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "SHAPE_ENV"})  # about v
 
 
 def render(explanation: "Explanation") -> RenderableType:
-    """Returns the report for a terminal."""
+    """Renders an explanation for a rich console."""
     parts: list[RenderableType] = [_head(explanation)]
     for i, graph in enumerate(explanation.graphs, 1):
         parts += ["", *_graph(i, graph)]
@@ -319,7 +319,7 @@ def _line(text: str, style: str = "", indent: int = 2) -> RenderableType:
 
 
 def count(n: int, what: str) -> str:
-    """Such as "2 graphs"."""
+    """Formats a number with its noun, such as "2 graphs" or "1 graph"."""
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 

@@ -1,4 +1,4 @@
-"""`optimize`, and the warning if a first call runs no operator on the backend.
+"""Has `optimize`, and warns if a first call runs no operator on the backend.
 
 Dynamo hands no graph to a backend where it gives up a function, and says nothing. So its decorator,
 in `torch.compile`, `optimize` and `module.compile()` (see `_autoload.check_first_calls`), is
@@ -57,7 +57,7 @@ class _Call(captures.Captures):
 
 
 class FirstCallCheck:
-    """Checks one use of Dynamo's decorator.
+    """Warns, or raises, if the first call under Dynamo's decorator captures nothing.
 
     Args:
         context: The decorator.
@@ -78,7 +78,7 @@ class FirstCallCheck:
         context.enter_exit_hooks.append(self._enter)
 
     def watch(self, compiled: Any) -> None:
-        """Takes note of what the decorator returned: a function, or a module."""
+        """Registers the function or module that the decorator returned."""
         code = getattr(getattr(compiled, "_torchdynamo_orig_callable", None), "__code__", None)
         if isinstance(code, CodeType) and not isinstance(compiled, nn.Module):
             self._codes.append(code)
@@ -138,7 +138,7 @@ def _nothing() -> None:
 
 
 def check_of(context: Any, backend: Any, fn: Any) -> FirstCallCheck | None:
-    """The check of Dynamo's decorator, made when it is first applied; None: there is to be none.
+    """Returns the check of Dynamo's decorator, made once; None if it needs no check.
 
     Args:
         context: The decorator.
@@ -156,7 +156,7 @@ def check_of(context: Any, backend: Any, fn: Any) -> FirstCallCheck | None:
 
 
 def check_block(context: Any) -> None:
-    """Checks what Dynamo's decorator captures in the `with` blocks that it is used for.
+    """Installs the check for `with` blocks of Dynamo's decorator, for our backends only.
 
     Args:
         context: The decorator; nothing is done if its backend is not of this package.
@@ -184,7 +184,7 @@ def optimize(
     fullgraph: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> "Optimize":
-    """Captures graphs and passes them to a compiler.
+    """Captures graphs with Dynamo and compiles them: a decorator and a context manager.
 
     Examples:
         >>> def compiler(gm, example_inputs):
@@ -245,7 +245,7 @@ class Optimize(Scope):
         return self._new_context()(fn)
 
     def _new_context(self) -> Any:
-        """Dynamo's decorator; each function has its own, whose first call is checked."""
+        """Makes Dynamo's decorator; each function has its own, whose first call is checked."""
         return control.dynamo_context(self.backend, self._dynamic, self._fullgraph)
 
     def _callback(self) -> Callback:

@@ -1,4 +1,4 @@
-"""Guards: under which conditions a captured graph is used again, and which one failed."""
+"""Reads Dynamo's guards, and which one failed, into plain data."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ from dynamo_backends.capture.breaks import (
 
 @dataclass(frozen=True)
 class Guard:
-    """One condition of a captured frame, and the line that needs it.
+    """A guard of a captured frame: its conditions and the user's line that needs it.
 
     Attributes:
         name: What is looked at, such as "x" or "self.training"; empty for global state.
@@ -38,7 +38,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Guards:
-    """The guards of all captured graphs.
+    """All guards of an explanation, and their counts by kind.
 
     Attributes:
         count: How many.
@@ -53,7 +53,7 @@ class Guards:
 
 @dataclass(frozen=True)
 class Recompilation:
-    """A compilation of code that had been compiled before.
+    """A recompilation: which guard failed, of what kind, and at which line.
 
     Attributes:
         function: The function.
@@ -72,7 +72,7 @@ class Recompilation:
 
 
 def read_guards(guards: Collection[Any], code: CodeType) -> list[Guard]:
-    """Puts Dynamo's guards on a frame into plain data."""
+    """Converts Dynamo's guards of a frame to `Guard` records."""
     name = function_name(code)
     return [
         Guard(
@@ -87,14 +87,14 @@ def read_guards(guards: Collection[Any], code: CodeType) -> list[Guard]:
 
 
 def summarize(guards: Iterable[Guard]) -> Guards:
-    """Counts guards by kind and lists their conditions."""
+    """Counts guards by kind; returns the counts with all guards."""
     listed = tuple(guards)
     kinds = Counter(guard.kind for guard in listed)
     return Guards(len(listed), dict(kinds.most_common()), listed)
 
 
 def recompilation(failures: list[str], code: CodeType, known: Iterable[Guard]) -> Recompilation:
-    """Makes a `Recompilation` out of Dynamo's words.
+    """Parses Dynamo's recompile reasons, latest first, into a `Recompilation`.
 
     Args:
         failures: One reason per earlier compilation of the code, the latest first.

@@ -32,7 +32,7 @@ _FRAME = re.compile(r"^\d+/\d+: ")
 
 @dataclass(frozen=True, eq=False)
 class GraphSize:
-    """The number of operators and inputs of a captured graph.
+    """The number of ATen calls of a captured graph, and the function it comes from.
 
     Attributes:
         function: Where it comes from, "name (file:line)".
@@ -47,19 +47,19 @@ class GraphSize:
 
 
 class Listener(Protocol):
-    """The interface to which a meter reports."""
+    """The callbacks that a `Meter` calls for each event."""
 
     def eager_op(self, name: str, seconds: float) -> None:
-        """An ATen call ran outside every graph."""
+        """Called after an ATen call outside every graph, with its seconds."""
 
     def graph_call(self, graph: GraphSize, seconds: float) -> None:
-        """A captured graph ran."""
+        """Called after a captured graph ran, with its seconds."""
 
     def frame(self, function: str) -> None:
-        """A frame was compiled."""
+        """Called when Dynamo has compiled a frame."""
 
     def recompilation(self, function: str, reason: str) -> None:
-        """The frame had been compiled before, and why that could not be used."""
+        """Called for a frame that was compiled again, with the guard that failed."""
 
 
 class _Thread(threading.local):
@@ -71,7 +71,7 @@ _thread = _Thread()
 
 
 class Meter:
-    """Tells a listener what this thread runs and compiles while the meter is `active`."""
+    """Reports this thread's eager operators, graph calls and compilations to a listener."""
 
     def __init__(self, listener: Listener):
         self._listener = listener
@@ -82,7 +82,7 @@ class Meter:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Only graphs that are compiled inside are seen."""
+        """Meters inside the block (context manager); only graphs compiled inside are seen."""
         self._last_metric = (control.compilation_metrics() or [None])[-1]
         thread = threading.get_ident()
 
@@ -100,11 +100,11 @@ class Meter:
                 self.catch_up()
 
     def eager_op(self, name: str, seconds: float) -> None:
-        """Passes on an ATen call, see `Listener`."""
+        """Reports an eager ATen call to the listener."""
         self._listener.eager_op(name, seconds)
 
     def run(self, graph: GraphSize, call: Callable[[], Any]) -> Any:
-        """Runs a graph and tells of it."""
+        """Runs a graph, times it, and reports it to the listener."""
         self.paused += 1
         try:
             with control.left_out(self._mode):
@@ -117,7 +117,7 @@ class Meter:
         return result
 
     def catch_up(self) -> None:
-        """Tells of recompilations that Dynamo has recorded since."""
+        """Reports the recompilations that Dynamo recorded since the last report."""
         metrics = control.compilation_metrics()
         start = next((i for i, m in enumerate(metrics, 1) if m is self._last_metric), 0)
         for metric in metrics[start:]:
@@ -169,7 +169,7 @@ def _watched(
 
 
 def graph_size(function: str, gm: fx.GraphModule) -> GraphSize:
-    """Counts the ATen calls of what Dynamo captured, by running it on fake tensors."""
+    """Counts a captured graph's ATen calls on fake tensors; its torch calls if that fails."""
     try:
         return GraphSize(function, _count_on_fakes(gm), exact=True)
     except Exception:  # any operator may lack a fake implementation
@@ -178,7 +178,7 @@ def graph_size(function: str, gm: fx.GraphModule) -> GraphSize:
 
 
 class CountCalls(control.RuntimeMode):
-    """Counts the ATen calls that are made in eager under it."""
+    """A dispatch mode that counts ATen calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,5 +229,5 @@ def _fresh(example: Any) -> Any:
 
 
 def described(code: CodeType) -> str:
-    """Returns a code object as "name (file:line)"."""
+    """Formats a code object as "name (file:line)"."""
     return f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"

@@ -1,4 +1,4 @@
-"""`precompile`: compiles a function ahead for ranges of sizes."""
+"""Compiles a function ahead of time for ranges of sizes (`precompile`)."""
 
 import inspect
 import sys
@@ -87,7 +87,7 @@ def precompile(
 
 
 def resized(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """Returns a tensor of another shape whose elements are those of the given one, repeated or cut.
+    """Repeats or cuts a tensor's elements along each dimension to reach another shape.
 
     Args:
         tensor: Gives dtype, device and contents; no dimension that grows is empty.

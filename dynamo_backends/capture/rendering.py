@@ -1,4 +1,4 @@
-"""Tables of explanations: autotune's candidates, and what served graphs with symbolic sizes."""
+"""Makes tables of explanations with rich: candidates, and what served dynamic shapes."""
 
 import io
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from dynamo_backends.interface.report import CandidateReport, GraphReport, Serve
 
 
 class Rendered:
-    """An object that prints as text and shows as HTML in notebooks, through rich."""
+    """A mixin that prints as text and shows as HTML in notebooks, through rich."""
 
     def __rich__(self) -> RenderableType:
         """Returns what rich renders."""
@@ -50,12 +50,12 @@ def _console() -> Console:
 
 
 def candidates_table(report: GraphReport) -> Table:
-    """Returns one line per candidate, with what became of it."""
+    """Makes a rich table with one row per autotune candidate of a report."""
     return table_of(report.candidates, report.chosen)
 
 
 def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
-    """Returns a table of candidates.
+    """Makes a rich table of candidates: times, error, and why each was not chosen.
 
     Args:
         rows: The candidates.
@@ -79,12 +79,12 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
 
 
 def measured_text(measured: Mapping[str, float], between: str = ", ") -> str:
-    """Returns what was measured on held-out batches, such as "cosine 0.9987"."""
+    """Formats what was measured on held-out batches, such as "cosine 0.9987"."""
     return between.join(f"{name} {value:.4g}" for name, value in measured.items())
 
 
 def tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:
-    """Returns where the time of tuning went, in one line.
+    """Formats the seconds that tuning spent compiling, verifying and racing, in one line.
 
     Args:
         rows: The candidates.
@@ -121,7 +121,7 @@ _LISTED = 20
 
 
 def traffic_table(served: Iterable[Served]) -> Table:
-    """Returns a row for each program and each reason for eager, the most used first.
+    """Makes a rich table of programs and eager reasons by number of calls, most used first.
 
     Args:
         served: The counts of one graph.

@@ -1,4 +1,4 @@
-"""Keeps a stack of the `with` blocks in which the calling thread uses Dynamo.
+"""Keeps a stack of the `with` blocks that set Dynamo's callback in this thread.
 
 Dynamo keeps one callback per thread, which is asked before each Python frame runs: a function
 compiles the frame, False runs what is compiled already, None leaves Dynamo out. A scope sets it and
@@ -40,7 +40,7 @@ _thread = _Thread()
 
 
 class Scope:
-    """A `with` block under one callback. Nested, re-entrant, usable from several threads at once.
+    """A `with` block that sets Dynamo's callback of this thread; re-entrant, thread-safe.
 
     A block that is left out of order (a generator suspended inside one) leaves those inside it
     untouched, and the callback from before is still restored by the last one.
@@ -99,7 +99,7 @@ def _run_backwards(functions: list[Callable[[], Any]]) -> None:
 
 
 def nothing_new() -> Callable[[], None]:
-    """Returns a hook: until it is undone, this thread compiles nothing, whatever asks it to."""
+    """Keeps this thread from compiling anything new; returns the function that undoes it."""
     end = stance_per_thread(stance.stance)
     stance.thread.quiescent += 1
 
@@ -111,7 +111,7 @@ def nothing_new() -> Callable[[], None]:
 
 
 def nothing_compiled() -> Callable[[], None]:
-    """A hook: until it is undone, this thread runs no compiled code, whatever asks it to."""
+    """Makes this thread run everything in eager; returns the function that undoes it."""
     end = stance_per_thread(stance.stance)
     stance.thread.disabled += 1
 

@@ -20,7 +20,7 @@ CAPTURE = "capture"
 
 
 class StageText(NamedTuple):
-    """A graph after one stage.
+    """The text of a graph after one stage, and whether the stage changed it.
 
     Attributes:
         name: Name of the stage; the first is "capture", what Dynamo hands over.
@@ -40,7 +40,7 @@ def normal_form(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> list[StageText]:
-    """Returns the graph of a function after every stage, in order.
+    """Runs a function once; returns its graph as text after every stage, in order.
 
     Gradients are treated as `fn(*args)` would treat them here: with `torch.no_grad()` the graphs
     are those of inference, in which parameters are frozen; else the forward graph is shown.
@@ -69,7 +69,7 @@ def show_passes(
     dynamic: bool | None = None,
     **kwargs: Any,
 ) -> None:
-    """Prints what `normal_form` returns; graphs only where a stage changed them."""
+    """Prints a function's graph after each stage that changed it."""
     for name, text, changed in normal_form(fn, *args, backend=backend, dynamic=dynamic, **kwargs):
         print(f"# {name}" if changed else f"# {name}: changes nothing")
         if changed:

@@ -17,7 +17,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class Errors(NamedTuple):
-    """Errors against float64, each relative to the size of the output that is worst.
+    """The errors of compiled code and of eager against float64, relative, worst output.
 
     Attributes:
         own: Root mean square error of what was compiled.
@@ -29,7 +29,7 @@ class Errors(NamedTuple):
 
 
 class Switched:
-    """The function that Dynamo calls in place of a compiled graph.
+    """A captured graph that runs compiled, or in eager if `in_eager` is set.
 
     Args:
         compiled: What the backend made of it.
@@ -50,7 +50,7 @@ class Switched:
         self._compares = False
 
     def restart(self) -> None:
-        """Begins to count seconds anew."""
+        """Resets `seconds` to 0."""
         self.seconds = 0.0
 
     def __call__(self, *args: Any) -> Any:
@@ -67,7 +67,7 @@ class Switched:
 
     @contextlib.contextmanager
     def comparing(self) -> Iterator[None]:
-        """Inside: the next call is compared with eager and float64, on copies of its inputs."""
+        """Compares the next call with eager and float64, on copies (context manager)."""
         self._compares = True
         try:
             yield
@@ -93,7 +93,7 @@ class Switched:
 
 
 def synchronize() -> None:
-    """Waits for what was begun on a GPU, if this process uses one."""
+    """Waits for the current GPU's work, if this process has initialized CUDA."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 

@@ -1,4 +1,4 @@
-"""`warm_up`: compiles ahead what calls with given inputs would compile, backward graphs too."""
+"""Compiles ahead what calls with given inputs need, backward graphs too (`warm_up`)."""
 
 import contextlib
 import random
@@ -45,7 +45,7 @@ class WarmUp:
 
 
 def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
-    """Compiles what calls with these inputs need, so that later ones compile nothing.
+    """Calls a compiled function with each set of inputs until nothing compiles any more.
 
     Calls the function with each set of inputs until a round of all sets causes no compilation, also
     none in the background. If one program serves a range of sizes, pass inputs of three or more
@@ -72,7 +72,7 @@ def warm_up(compiled: Callable[..., Any], inputs: Sequence[Inputs]) -> WarmUp:
 
 
 def warm_up_calls(compiled: Callable[..., Any], sets: Sequence[Call]) -> WarmUp:
-    """As `warm_up`, for calls with positional and keyword arguments.
+    """Warms up as `warm_up`, with positional and keyword arguments for each call.
 
     Args:
         compiled: What `torch.compile` returned.
@@ -178,7 +178,7 @@ def _modules(compiled: Any) -> list[nn.Module]:
 
 
 def differentiate(results: Any) -> None:
-    """Computes gradients of the sum of the results; nothing is added to any `.grad`.
+    """Computes gradients of the results' sum and drops them; no `.grad` changes.
 
     Args:
         results: What a call returned; afterwards they cannot be differentiated again.

@@ -1,4 +1,4 @@
-"""The middle end: every graph is brought into one normal form (see docs/graph.md)."""
+"""Brings every captured graph into one normal form (see docs/graph.md)."""
 
 from dynamo_backends._lazy import lazy_names
 

@@ -1,4 +1,4 @@
-"""Outputs that share memory in eager share it here too; how much memory results take.
+"""Finds outputs that share memory, makes torch replay them as views; estimates memory.
 
 A backend returns every output in memory of its own. So where two outputs come from one tensor
 through view operators, the backend returns that tensor, and torch makes the views of it. Outputs
@@ -22,12 +22,12 @@ REPLAYED = "replayed_view"
 
 
 def is_view(node: fx.Node) -> bool:
-    """Returns whether a call is of an operator that returns views of its first argument."""
+    """Returns whether a call's operator returns a view of its first argument."""
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
 def is_same_view(view: fx.Node) -> bool:
-    """Returns whether a view has all elements of its source in the same order."""
+    """Returns whether a view has the dtype, sizes and strides of its source."""
     source = view.args[0] if is_view(view) else None
     if not isinstance(source, fx.Node):
         return False
@@ -42,7 +42,7 @@ def is_same_view(view: fx.Node) -> bool:
 
 
 def is_replayed(node: fx.Node) -> bool:
-    """Returns whether a node is a view of another output, or of an input, to be made by torch."""
+    """Returns whether torch makes a node's view after the program has run."""
     return REPLAYED in node.meta
 
 
@@ -51,7 +51,7 @@ _RESTORED = ("inference", "forward")
 
 
 def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
-    """Positions of outputs that share memory with others, or inputs, and are no replayed views yet.
+    """Finds outputs that alias other outputs or inputs and are no replayed views yet.
 
     Returns:
         For each, the tensor that it is a view of, through any number of views.
@@ -74,7 +74,7 @@ def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
 
 
 def separate_output_views(graph: Graph) -> bool:
-    """Makes outputs that share memory views of one tensor; their nodes get `meta[REPLAYED]`.
+    """Makes outputs that alias each other views of one output; torch replays the views.
 
     Requires: normal form. Ensures: normal form, `OUTPUTS_APART`; same bits.
     """
@@ -95,7 +95,7 @@ def separate_output_views(graph: Graph) -> bool:
 
 
 def _base(node: fx.Node) -> fx.Node | None:
-    """The tensor that a node is a view of; None if it has memory of its own."""
+    """Returns the direct source of a view; None if the node has memory of its own."""
     if node.op != "call_function":
         return None
     if node.target is operator.getitem:
@@ -108,7 +108,7 @@ def _base(node: fx.Node) -> fx.Node | None:
 
 
 def root(node: fx.Node) -> fx.Node:
-    """The tensor that a node is a view of, through any number of views; itself if of none."""
+    """Follows views up to the tensor that owns the memory; a tensor of its own is returned."""
     base = _base(node)
     while base is not None:
         node = base
@@ -117,7 +117,7 @@ def root(node: fx.Node) -> fx.Node:
 
 
 def _detached(graph: fx.Graph, view: fx.Node) -> fx.Node:
-    """A view that autograd takes for no view: it needs a gradient if AOT Autograd says so.
+    """Detaches a replayed view, so that autograd does not treat it as a view of its base.
 
     A view needs one whenever its base does: `y[:3], y.detach()`.
     """
@@ -152,7 +152,7 @@ SEPARATE_VIEWS = Pass(
 
 
 def peak_bytes(graph: fx.Graph) -> int:
-    """Memory on the CPU of all results that are alive at once, at most, in bytes.
+    """Estimates the peak CPU memory, in bytes, of intermediate results of an unfused run.
 
     Inputs and weights are not counted.
 
@@ -179,7 +179,7 @@ def peak_bytes(graph: fx.Graph) -> int:
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of the elements of a tensor, or of all tensors of a list."""
+    """Counts the bytes of a tensor's elements, or of all tensors in nested lists."""
     if isinstance(value, Tensor):
         return math.prod(value.shape) * value.element_size()
     if isinstance(value, list | tuple):

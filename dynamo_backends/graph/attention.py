@@ -1,4 +1,4 @@
-"""Taking attention apart. torch's own rule for it is made for export, without gradients.
+"""Decomposes attention operators; torch's own rule gives wrong gradients.
 
 It returns the weights where the logarithm of their sum belongs, from which the backward pass would
 compute wrong gradients, and its result has other strides than eager's.
@@ -22,7 +22,7 @@ def flash_attention_for_cpu(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`aten._scaled_dot_product_flash_attention_for_cpu` in simpler operators.
+    """Decomposes ATen's CPU flash attention; returns the output and the logsumexp.
 
     Args:
         query: `[batch, heads, length, size]`.
@@ -59,7 +59,7 @@ def efficient_attention(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`aten._scaled_dot_product_efficient_attention`, of NVIDIA GPUs, in simpler operators.
+    """Decomposes ATen's memory-efficient attention, as NVIDIA GPUs run it.
 
     Args:
         query: As of `flash_attention_for_cpu`, as are the arguments that are not described here.
@@ -114,7 +114,7 @@ def flash_attention_for_cpu_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`aten._scaled_dot_product_flash_attention_for_cpu_backward`, which torch has no rule for.
+    """Decomposes the backward of ATen's CPU flash attention, for which torch has no rule.
 
     Args:
         grad_out: Gradient of the result.

@@ -1,4 +1,4 @@
-"""Traces what a function makes of the arguments of one call.
+"""Traces a function on fake copies of one call's arguments.
 
 Where sizes of the call may vary it is traced with symbols. So what it makes knows where its sizes
 come from, and it is the same for all sizes, or that is found out.
@@ -40,7 +40,7 @@ class _FixedError(Exception):
 
 
 class CallTraces:
-    """Traces calls of one graph, each kind of them once: the layers of a model are alike.
+    """Caches traces of a graph's calls: calls of the same kind are traced once.
 
     The rules are the same for all calls of a function.
     """
@@ -49,7 +49,7 @@ class CallTraces:
         self._found: dict[Hashable, fx.Graph] = {}
 
     def __call__(self, node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
-        """See `trace_call`; the graph is not to be changed."""
+        """Returns the cached trace of a call (see `trace_call`); callers must not change it."""
         kind = function, _kind(node)
         if kind not in self._found:
             self._found[kind] = trace_call(node, function, rules)
@@ -57,7 +57,7 @@ class CallTraces:
 
 
 def _kind(node: fx.Node) -> str:
-    """All that a trace of a call of one graph depends on, but for the names of its inputs."""
+    """Builds the cache key of a trace: arguments, fake inputs and sizes, but no names."""
     inputs = node.all_input_nodes
 
     def argument(value: Any) -> Any:
@@ -77,7 +77,7 @@ def _kind(node: fx.Node) -> str:
 
 
 def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
-    """The calls that a function makes of the arguments of a call.
+    """Traces a function on fake copies of a call's arguments; returns the new FX graph.
 
     If sizes of the call may vary, and they are not the same calls for all, the call's graph is
     noted to have forgotten sizes (see `graph.numbers`).
@@ -109,7 +109,7 @@ def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
 
 
 def _varies(node: fx.Node) -> bool:
-    """Whether anything about a call may vary, and its graph says of what."""
+    """Returns whether the sizes of a call may vary and the expressions are known."""
     known = [(sizes_of(n), strides_of(n)) for n in (node, *node.all_input_nodes)]
     return is_ranged(node.graph) and bool(sizes_in((known, node.args, node.kwargs)))
 

@@ -7,35 +7,35 @@ from torch import Tensor, fx
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors in the `meta["val"]` of a node."""
+    """Returns the tensors in a `meta["val"]`: of a tensor, or of a list or tuple of them."""
     values = value if isinstance(value, list | tuple) else (value,)
     return [v for v in values if isinstance(v, Tensor)]
 
 
 def call_tensors(node: fx.Node) -> list[Tensor]:
-    """The (fake) tensors that a call reads, and then those that it makes."""
+    """Returns the fake tensors that a call reads, then those that it returns."""
     return [t for n in (*node.all_input_nodes, node) for t in tensors(n.meta.get("val"))]
 
 
 def unknown_shape(node: fx.Node) -> str | None:
-    """Why a call is not of static shapes; None if it is."""
+    """Returns why a call has no static shapes; None if all its sizes are integers."""
     sizes = (size for tensor in call_tensors(node) for size in tensor.shape)
     return None if all(isinstance(s, int) for s in sizes) else "a size depends on data"
 
 
 def is_pointwise(op: Any) -> bool:
-    """Whether an operator works element by element."""
+    """Returns whether torch tags an operator as pointwise (elementwise)."""
     return torch.Tag.pointwise in getattr(op, "tags", ())
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments that a call of an ATen operator is given, by their names in the schema."""
+    """Maps schema names to the arguments a call is given, without defaults."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     return dict(zip(names, node.args, strict=False)) | node.kwargs
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """An argument of such a call by its name; the schema's default if it is not given."""
+    """Returns one argument of a call by schema name; the default if it is not given."""
     given = arguments(node)
     if name in given:
         return given[name]
@@ -50,7 +50,7 @@ _FILLING = frozenset(
 
 
 def number_out_of_range(node: fx.Node) -> str | None:
-    """Why eager raises: a number among the arguments is none of the result's integers."""
+    """Returns why eager raises for a scalar that the integer dtype cannot hold; else None."""
     value, target = node.meta.get("val"), node.target
     if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
         return None

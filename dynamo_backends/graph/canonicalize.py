@@ -1,4 +1,4 @@
-"""Gives every call the one spelling of its meaning.
+"""Rewrites calls with the same meaning to one canonical form.
 
 Arguments that may be positional are positional, arguments that equal their defaults are left out,
 overloads that compute the same bits become one (`SPELLINGS`), views that change nothing disappear
@@ -45,7 +45,7 @@ IDENTITIES = frozenset(
 
 
 def canonicalize(graph: Graph) -> bool:
-    """Rewrites every call to one canonical form, in place; returns whether anything changed.
+    """Rewrites every call to its canonical form, in place; returns whether it changed any.
 
     Requires: normal form. Ensures: normal form, `CANONICAL`; same bits.
     """

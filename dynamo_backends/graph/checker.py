@@ -23,14 +23,14 @@ from dynamo_backends.interface.errors import NormalFormError
 
 @functools.cache
 def _functions() -> frozenset[Callable[..., Any]]:
-    """Python functions of the dialect."""
+    """Returns the Python functions allowed as targets: draws, `sym_*`, arithmetic."""
     symbolic = [getattr(torch, name) for name in dir(torch) if name.startswith("sym_")]
     arithmetic = [f for m in (operator, math) for f in vars(m).values() if callable(f)]
     return frozenset((*DRAWS, *symbolic, *arithmetic, round))
 
 
 def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | None:
-    """Returns why a call is not of the dialect; None if it is.
+    """Returns why a call is not allowed in the normal form; None if it is.
 
     Args:
         node: A `call_function` node.
@@ -49,7 +49,7 @@ def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | 
 
 
 def writes(node: fx.Node) -> bool:
-    """Returns whether a call writes to one of its arguments."""
+    """Returns whether a call's schema says that it mutates an argument."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
@@ -59,7 +59,7 @@ _SHOWN = 5
 def check(
     graph: Graph, properties: Collection[Property] = NORMAL_FORM, when: str = "in an explicit check"
 ) -> None:
-    """Checks a graph; it is not changed.
+    """Raises `NormalFormError` if a graph lacks any of the properties; changes nothing.
 
     Args:
         graph: The graph.
@@ -79,7 +79,7 @@ def check(
 
 
 def violations(graph: Graph, properties: Collection[Property]) -> Iterator[list[str]]:
-    """Yields each property that a graph lacks, by name, with the place."""
+    """Yields, for each property that a graph lacks, the messages with node names."""
     for each in Property:  # in order: later checks rely on earlier ones
         if each not in properties:
             continue

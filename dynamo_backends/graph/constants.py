@@ -1,4 +1,4 @@
-"""Values that are known when a graph is compiled: those that depend on none of its inputs."""
+"""Computes calls that depend on no input of their graph, such as `arange`."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _KEY = "known_value"
 
 
 def known_value(node: fx.Node) -> Tensor | None:
-    """The value of a call that depends on no input of its graph, such as indices from `arange`.
+    """Computes, and caches in `meta`, a call that reads no input; None if it cannot.
 
     Args:
         node: Of a graph with static shapes.

@@ -1,4 +1,4 @@
-"""Random numbers of a device: a function of a seed and of an element's place, the same everywhere.
+"""Draws random numbers with Threefry, counter-based: the same on every device.
 
 Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 The key is a seed of 64 bits, the counter the place of an element in row-major order, so numbers
@@ -31,7 +31,7 @@ _WORD = 0xFFFFFFFF
 
 
 def threefry(key: tuple[Any, Any], counter: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Two words of 32 random bits.
+    """Computes the Threefry-2x32 block of a key and counters: two 32-bit words each.
 
     Args:
         key: Two words, in 64-bit integers.
@@ -152,7 +152,7 @@ the result's sizes, strides and dtype; the method's arguments.
 
 
 def can_draw(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> bool:
-    """Returns whether `SEEDED_DRAW` knows a distribution.
+    """Returns whether `SEEDED_DRAW` supports a method with this dtype and arguments.
 
     Args:
         method: Such as "bernoulli_".

@@ -23,7 +23,7 @@ ORIGIN = "expanded_from"
 
 
 def origin(node: fx.Node) -> str:
-    """The call that a call was made for, by its name; the call itself if it was made for none."""
+    """Returns the name of the call that a decomposition replaced; else the node's own name."""
     name: str = node.meta.get(ORIGIN, node.name)
     return name
 
@@ -31,7 +31,7 @@ def origin(node: fx.Node) -> str:
 def decompose(
     node: fx.Node, rules: Mapping[Any, Callable[..., Any]], traces: CallTraces | None = None
 ) -> None:
-    """Replaces a call by what a rule makes of it (see `replace`).
+    """Replaces a call, in place, by its decomposition from `rules`.
 
     Args:
         node: The call.
@@ -47,7 +47,7 @@ def decompose(
 
 
 def retrace(graph: Graph, rules: Mapping[Any, Callable[..., Any]]) -> Graph:
-    """A copy of a graph in which calls are decomposed where rules want to.
+    """Copies a graph and decomposes every call for which `rules` has a decomposition.
 
     Args:
         graph: With static shapes; not changed.
@@ -78,7 +78,7 @@ def replace(
     rules: Mapping[Any, Callable[..., Any]] | None = None,
     traces: CallTraces | None = None,
 ) -> None:
-    """Replaces a call in its graph by the calls that a function makes of the same arguments.
+    """Replaces a call, in place, by the calls of a function traced on its arguments.
 
     Args:
         node: The call.
@@ -102,7 +102,7 @@ def expand(
     rules: Mapping[Any, Callable[..., Any]] | None = None,
     traces: CallTraces | None = None,
 ) -> Any:
-    """Puts the calls that a function makes of the arguments of a call before that.
+    """Inserts before a call what a function traced on its arguments calls; keeps the call.
 
     The new calls' `meta[ORIGIN]` names the old one, or what that one was made for.
 

@@ -1,4 +1,4 @@
-"""Which composite operators are decomposed, and by which of torch's own decompositions."""
+"""Lists which composite operators are decomposed, and by which rules."""
 
 import functools
 import math
@@ -19,12 +19,12 @@ from dynamo_backends.graph.transformer_layers import encoder_layer, multi_head_a
 
 
 def frac(x: Tensor) -> Tensor:
-    """As eager, which gives 0.0 for -0.0; torch's own rule gives -0.0."""
+    """Decomposes `aten.frac`; gives 0.0 for -0.0 as eager does, unlike torch's rule."""
     return x - x.trunc()
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """In eager's order. torch's own rule multiplies both terms of the difference.
+    """Decomposes `aten._softmax_backward_data` in eager's order: infinities stay infinite.
 
     So it has NaN where eager has an infinity.
     """
@@ -35,7 +35,7 @@ def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.
 
 
 def clamp(x: Tensor, least: float | None = None, most: float | None = None) -> Tensor:
-    """By comparisons, also of integers. Infinities stay where there is no bound, and NaN."""
+    """Decomposes `aten.clamp` into comparisons; keeps NaN, and infinities without a bound."""
     if least is not None:
         x = torch.where((x >= least) | (x != x), x, least)
     if most is not None:
@@ -95,7 +95,7 @@ def _core() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    """torch's core ATen decompositions without the operators a backend takes whole, and our own.
+    """Returns torch's core ATen decompositions and ours, without the operators to keep.
 
     Args:
         keep: Overloads that the backend handles itself, because that is faster or more exact.
@@ -104,7 +104,7 @@ def decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..
 
 
 def checked_decompositions(keep: Collection[OpOverload]) -> dict[OpOverload, Callable[..., Any]]:
-    """As `decompositions`, for graphs whose assertions are checked (see `position_checks`)."""
+    """Returns `decompositions` with rules that also assert that indices are in range."""
     own = {op: _checked(op, rule) for op, rule in _INSIDE.items() if op not in keep}
     return decompositions(keep) | own
 
@@ -121,7 +121,7 @@ _INSIDE: dict[OpOverload, Callable[..., Tensor]] = {
 def inner_decompositions(
     keep: Collection[OpOverload], also: Collection[OpOverload]
 ) -> dict[OpOverload, Callable[..., Any]]:
-    """What is decomposed in turn where it comes up inside of a call that is decomposed.
+    """Returns the table for operators that come up inside a decomposed call.
 
     Args:
         keep: As for `decompositions`.
@@ -132,11 +132,11 @@ def inner_decompositions(
 
 
 def has_decomposition(op: Any) -> bool:
-    """Whether an operator can be decomposed."""
+    """Returns whether any rule, torch's or ours, decomposes an operator."""
     return op in every_rule()
 
 
 @functools.cache
 def every_rule() -> dict[OpOverload, Callable[..., Any]]:
-    """How every operator is decomposed that can be, the composite ones among them."""
+    """Returns the rule of every operator that can be decomposed, composite ones too."""
     return all_decompositions() | _INSTEAD | _OF_COMPARISONS

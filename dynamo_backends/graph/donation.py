@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def with_donations(graph: Graph, parts: Sequence[Part]) -> tuple[Part, ...]:
-    """The parts of a graph; that which may update its inputs in place knows which.
+    """Returns the parts; the one that may overwrite its inputs gets `Input.updated_by`.
 
     Args:
         graph: With concrete sizes, after all passes.
@@ -42,7 +42,7 @@ def with_donations(graph: Graph, parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def donations(graph: Graph, parts: Sequence[Part]) -> tuple[int, dict[str, int]] | None:
-    """The part that may update all inputs in place; None: there is none.
+    """Finds the part that may update all mutated inputs in place; None if there is none.
 
     Returns:
         Which it is, and for each updated input the position of its new contents among its results.
@@ -73,7 +73,7 @@ def _fits(place: fx.Node, contents: object) -> bool:
 
 @dataclass(frozen=True)
 class RowWrite:
-    """Rows that are written to an input.
+    """A write of rows to an input, as to a KV cache, that torch does after the program ran.
 
     Attributes:
         place: Position of the input.
@@ -88,7 +88,7 @@ class RowWrite:
     index: int
 
     def action(self, target: Tensor, results: Sequence[Tensor]) -> Callable[[], Any]:
-        """Returns what writes the rows of one call, in C.
+        """Returns a callable that writes one call's rows to the input with `index_put_`.
 
         Args:
             target: The input.
@@ -99,12 +99,12 @@ class RowWrite:
 
 
 def without_updates(graph: Graph) -> Graph:
-    """A copy of a graph whose results are new, none the contents of an input."""
+    """Copies a graph and clears `updated_by`: no result overwrites an input."""
     return replace(graph.copy(), inputs=tuple(replace(x, updated_by=None) for x in graph.inputs))
 
 
 def separate_row_writes(graph: Graph) -> tuple[Graph, tuple[RowWrite, ...]]:
-    """A graph that returns rows, and what is to be done with them.
+    """Copies a graph so that it returns rows to write instead of whole updated inputs.
 
     Args:
         graph: In normal form, of the kind "inference"; not changed.

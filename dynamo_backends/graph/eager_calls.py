@@ -1,4 +1,4 @@
-"""Calls as eager computes them where strides are not those that torch's fake kernels promised."""
+"""Calls operators in eager where strides differ from those of torch's fake kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +12,12 @@ aten = torch.ops.aten
 
 
 def compute(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls an operator in eager."""
+    """Calls an operator in eager; group norms tolerate inputs that are not contiguous."""
     return _TOLERANT.get(target, target)(*args, **kwargs)
 
 
 def for_eager(module: fx.GraphModule) -> fx.GraphModule:
-    """A module that computes a graph in eager; the module itself where that is enough."""
+    """Returns a module whose calls tolerate other strides than the traced ones."""
     if not any(node.target in _TOLERANT for node in module.graph.nodes):
         return module
     graph = copy_graph(module.graph)
@@ -27,12 +27,12 @@ def for_eager(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def group_norm(*args: Any, **kwargs: Any) -> Any:
-    """Computes `aten.native_group_norm` in eager."""
+    """Calls `aten.native_group_norm`, again on contiguous copies if it refuses the strides."""
     return _with_contiguous(aten.native_group_norm.default, args, kwargs)
 
 
 def group_norm_backward(*args: Any, **kwargs: Any) -> Any:
-    """Computes `aten.native_group_norm_backward` in eager."""
+    """Calls group norm's backward, again on contiguous copies if it refuses the strides."""
     return _with_contiguous(aten.native_group_norm_backward.default, args, kwargs)
 
 

@@ -1,4 +1,4 @@
-"""A hash of what a graph computes, equal in every process."""
+"""Hashes what a graph computes; equal graphs have equal hashes in every process."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from dynamo_backends.graph.sizes import SIZES, FloatOfSizes, Size
 
 
 def fingerprint(graph: Graph, ranged: bool = False) -> str:
-    """SHA-256 over operators, their arguments, shapes, strides, dtypes, devices and input roles.
+    """Hashes a graph with SHA-256: operators, arguments, metadata and input roles.
 
     Names of nodes, source lines and the values of weights do not enter.
 

@@ -16,7 +16,7 @@ _NORM = aten._native_batch_norm_legit_no_training.default
 
 
 def fold_batch_norm(graph: Graph) -> bool:
-    """Replaces conv + batch norm by one convolution wherever all their weights are frozen.
+    """Folds frozen inference batch norms into the convolutions before them, in place.
 
     With scale = gamma / sqrt(running_var + eps), the folded weight is w * scale along the output
     channels and the folded bias (b - running_mean) * scale + beta. These are ATen calls on weights

@@ -1,4 +1,4 @@
-"""The normal form: a functional, decomposed ATen graph with roles of inputs, its text and devices.
+"""Defines the normal form: a functional, decomposed ATen graph with roles of inputs.
 
 A graph in normal form has only placeholders, `call_function` nodes and one output node. Tensor
 constants have become placeholders with the role CONSTANT. Every node's `meta["val"]` tells shape,
@@ -23,7 +23,7 @@ from dynamo_backends.interface.report import Kind
 
 
 class Role(enum.Enum):
-    """The kind of a graph's input."""
+    """The kind of an input: activation, parameter, buffer, constant, symbol and others."""
 
     ACTIVATION = "activation"  # differs from call to call
     PARAMETER = "parameter"
@@ -44,7 +44,7 @@ WEIGHT_ROLES = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
 
 @dataclass(frozen=True)
 class Input:
-    """The description of one placeholder: its role, and whether it is prepared once.
+    """One placeholder: its role, whether it is frozen, and which output updates it.
 
     Attributes:
         name: Name of the placeholder.
@@ -65,7 +65,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph, or a part of one, in normal form.
+    """An FX graph, or a part of one, in normal form, with its kind and input roles.
 
     Attributes:
         module: Holds the FX graph.
@@ -78,18 +78,18 @@ class Graph:
     inputs: tuple[Input, ...]
 
     def copy(self) -> "Graph":
-        """A graph that may be changed without changing this one."""
+        """Copies the nodes, so that the copy may be changed; `meta` values are shared."""
         module = lazy_graph_module(self.module, copy_graph(self.module.graph))
         return Graph(module, self.kind, self.inputs)
 
     @property
     def placeholders(self) -> list[fx.Node]:
-        """The placeholder nodes, in order."""
+        """Returns the placeholder nodes, in order, one per entry of `inputs`."""
         return [n for n in self.module.graph.nodes if n.op == "placeholder"]
 
     @property
     def calls(self) -> list[fx.Node]:
-        """The `call_function` nodes, in order."""
+        """Returns the `call_function` nodes, in topological order."""
         return [n for n in self.module.graph.nodes if n.op == "call_function"]
 
     @property
@@ -99,27 +99,27 @@ class Graph:
         return tuple(results)
 
     def text(self) -> str:
-        """The graph as text for people (see `text.format_graph`)."""
+        """Formats the graph for people, one line per node (see `format_graph`)."""
         return format_graph(self.module.graph, self.inputs)
 
     @property
     def weights(self) -> list[int]:
-        """Positions of the inputs that are bound once."""
+        """Returns positions of the frozen inputs: those prepared once, not for each call."""
         return [i for i, x in enumerate(self.inputs) if x.frozen]
 
     @property
     def activations(self) -> list[int]:
-        """Positions of the inputs that come with every call."""
+        """Returns positions of the inputs that are not frozen and come with every call."""
         return [i for i, x in enumerate(self.inputs) if not x.frozen]
 
     @property
     def updates(self) -> dict[int, int]:
-        """Positions of the inputs that are updated, and of the outputs that take their places."""
+        """Maps positions of updated inputs to positions of the outputs with the new contents."""
         return {i: x.updated_by for i, x in enumerate(self.inputs) if x.updated_by is not None}
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
-    """A copy with the same node names and its own nodes; `meta` values are shared."""
+    """Copies an FX graph with the same node names; `meta` values are shared."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     copy.output_node().meta = dict(graph.output_node().meta)
@@ -127,7 +127,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 
 def drop_dead(graph: fx.Graph) -> bool:
-    """Erases calls that nobody reads, except those that draw: draws after them would change.
+    """Eliminates calls without users, except random draws; returns whether there were any.
 
     Returns:
         Whether there were any.
@@ -136,7 +136,7 @@ def drop_dead(graph: fx.Graph) -> bool:
 
 
 def erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
-    """Erases those of some calls, and of what they read, that nothing reads.
+    """Erases those of the given calls, and of their inputs, that have no users.
 
     Looking through the whole graph would take longer than decomposing a call.
     """
@@ -149,7 +149,7 @@ def erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
 
 
 def source_line(node: fx.Node) -> str | None:
-    """The user's line that a node comes from, as "file:line, code"; None if unknown."""
+    """Returns the user's line that a node comes from, "file:line, code"; None if unknown."""
     trace = node.meta.get("stack_trace")
     if not trace:
         return None
@@ -164,7 +164,7 @@ def source_line(node: fx.Node) -> str | None:
 
 
 def user_lines(graph: fx.Graph, most: int = 12) -> tuple[str, ...]:
-    """The user's lines that a graph's calls come from, those with most calls first.
+    """Returns the user's lines that most of a graph's calls come from, "file:line, code".
 
     Args:
         graph: A captured or functional graph.
@@ -178,7 +178,7 @@ def user_lines(graph: fx.Graph, most: int = 12) -> tuple[str, ...]:
 
 
 def foreign_input(graph: Graph, kind: str) -> Tensor | None:
-    """The first input that is on another type of device; numbers (0-d tensors) may be anywhere."""
+    """Returns the first input on another device type, 0-d tensors aside; None if none is."""
     for node in graph.placeholders:
         value = node.meta["val"]
         if isinstance(value, Tensor) and value.device.type != kind and value.ndim:
@@ -187,14 +187,14 @@ def foreign_input(graph: Graph, kind: str) -> Tensor | None:
 
 
 def device_index(nodes: Iterable[fx.Node], kind: str) -> int | None:
-    """Index of the device of a type that the first such tensor of nodes is on; None without any."""
+    """Returns the index of the first device of a type among nodes' tensors; else None."""
     found = (t.device for n in nodes for t in tensors(n.meta.get("val")) if t.device.type == kind)
     device = next(found, None)
     return None if device is None else device.index or 0
 
 
 def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
-    """Raises `DeviceError` if an input is on another device than the CPU; numbers may be anywhere.
+    """Raises `DeviceError` if an input of at least one dimension is not on the CPU.
 
     Args:
         graph: The graph.
@@ -219,7 +219,7 @@ def why_no_cuda() -> str | None:
 
 
 def format_graph(graph: fx.Graph, inputs: Sequence[Input] = ()) -> str:
-    """A graph as text.
+    """Formats an FX graph as text, one line per node, with dtypes and shapes.
 
     Args:
         graph: The graph.
@@ -244,7 +244,7 @@ def format_graph(graph: fx.Graph, inputs: Sequence[Input] = ()) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Dtype, shape, and strides unless they are those of a contiguous tensor."""
+    """Formats dtype and shape, and strides of tensors that are not contiguous."""
     if isinstance(value, Tensor):
         shape = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
         strides = "" if value.is_contiguous() else f" strides {tuple(value.stride())}"

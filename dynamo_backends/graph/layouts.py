@@ -1,4 +1,4 @@
-"""How torch tensors become a runtime's arrays and back, without copies if possible.
+"""Converts torch tensors to a runtime's dense arrays and back, mostly without copies.
 
 Arrays of XLA, ONNX Runtime and OpenVINO are dense and row-major. A torch tensor that is dense in
 another dimension order (channels last, a transposed matrix) is handed over as its permutation that
@@ -22,7 +22,7 @@ ALIGNMENT = 64  # bytes; XLA copies what is not aligned so
 
 @dataclass(frozen=True)
 class Storage:
-    """The order of dimensions in memory, outermost first.
+    """The order of a tensor's dimensions in memory, outermost first, and expanded ones.
 
     Attributes:
         order: A permutation of the tensor's dimensions.
@@ -34,22 +34,22 @@ class Storage:
 
     @property
     def is_row_major(self) -> bool:
-        """Whether memory holds the tensor's dimensions in their own order, each element."""
+        """Returns whether the order is the tensor's own and no dimension is expanded."""
         return not self.expanded and self.order == tuple(range(len(self.order)))
 
     @property
     def is_channels_last(self) -> bool:
-        """Whether memory order is (N, *spatial, C)."""
+        """Returns whether the memory order is (N, *spatial, C), of 3 or more dimensions."""
         n = len(self.order)
         return n >= 3 and not self.expanded and self.order == (0, *range(2, n), 1)
 
     @property
     def inverse(self) -> list[int]:
-        """The permutation that puts dimensions in memory order back into their own."""
+        """Returns the permutation from memory order back to the tensor's own dimensions."""
         return sorted(range(len(self.order)), key=self.order.__getitem__)
 
     def dense_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The sizes in memory order, those of expanded dimensions 1.
+        """Returns the sizes in memory order; those of expanded dimensions are 1.
 
         Args:
             shape: In the order of the tensor's dimensions.
@@ -58,27 +58,27 @@ class Storage:
 
 
 def row_major(ndim: int) -> Storage:
-    """The plain layout."""
+    """Returns the layout of a contiguous tensor of `ndim` dimensions."""
     return Storage(tuple(range(ndim)))
 
 
 def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a row-major tensor; torch's differ if it is empty."""
+    """Returns the strides of a row-major tensor; of an empty one torch's may differ."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def in_row_major(tensor: Tensor) -> Tensor:
-    """The tensor without its history, or a copy if it is not row-major or a lazy conjugate."""
+    """Returns the detached tensor, copied only if it is not contiguous or a lazy conjugate."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The same tensor, or a copy in memory that begins where vector instructions can read it."""
+    """Returns the tensor, or a copy if its address is no multiple of `ALIGNMENT` bytes."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def storage_of(value: Tensor) -> Storage:
-    """The storage that suits a (fake) tensor's strides: of an input, or promised of an output.
+    """Infers a memory layout from strides; row-major if the tensor has gaps or overlaps.
 
     Args:
         value: Any strided tensor. One that is not dense gets the row-major order.
@@ -95,7 +95,7 @@ def storage_of(value: Tensor) -> Storage:
 
 
 def input_storage(value: Tensor) -> Storage:
-    """In which order an input's dimensions are handed over; expanded ones are written out."""
+    """Infers the layout an input is handed over in; expanded inputs become row-major."""
     storage = storage_of(value)
     return row_major(value.ndim) if storage.expanded else storage
 
@@ -105,13 +105,13 @@ def _memory_order(value: Tensor) -> tuple[int, ...]:
 
 
 def dense_order(value: Tensor) -> tuple[int, ...] | None:
-    """The dimensions, outermost in memory first; None if there are gaps or overlaps."""
+    """Returns the dimensions in memory order; None if the tensor has gaps or overlaps."""
     order = _memory_order(value)
     return order if is_dense(value, Storage(order)) else None
 
 
 def is_dense(value: Tensor, storage: Storage) -> bool:
-    """Whether a tensor that is stored in this order has neither gaps nor overlaps."""
+    """Returns whether a tensor stored in this layout has neither gaps nor overlaps."""
     expected = 1
     for d in reversed(storage.order):
         if d not in storage.expanded and value.shape[d] != 1:
@@ -122,7 +122,7 @@ def is_dense(value: Tensor, storage: Storage) -> bool:
 
 
 def empty_as(value: Tensor, device: torch.device | str | None = None) -> Tensor:
-    """New memory for a tensor of the same shape, dtype and strides, whatever gaps these leave.
+    """Allocates an uninitialized tensor of the same shape, dtype and exact strides.
 
     Args:
         value: The tensor. If it is a lazy conjugate, so is the result.
@@ -134,14 +134,14 @@ def empty_as(value: Tensor, device: torch.device | str | None = None) -> Tensor:
 
 
 def computed(lazy: Tensor) -> Tensor:
-    """A copy that nobody has to conjugate or negate, with the same strides."""
+    """Copies a lazy conjugate or negative into plain memory with the same strides."""
     shape, strides = lazy.shape, lazy.stride()
     memory = torch.empty_strided(shape, strides, dtype=lazy.dtype, device=lazy.device)
     return memory.copy_(lazy)
 
 
 class Importer:
-    """Checks and permutes one input, as the program that was compiled for it expects.
+    """Checks an input and converts it to the memory order that the program expects.
 
     Args:
         value: The fake tensor that the program was compiled for.
@@ -161,7 +161,7 @@ class Importer:
         self._permute = None if storage.is_row_major else storage.order
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """A row-major tensor for XLA: the given one, a view of it, or else a copy.
+        """Returns the input as a row-major tensor: itself, a view of it, or else a copy.
 
         Raises:
             ValueError: Shape or dtype differ from what was compiled.
@@ -172,7 +172,7 @@ class Importer:
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
     def view(self, tensor: Tensor) -> Tensor:
-        """The tensor in the order of dimensions that the program expects; it may have gaps.
+        """Checks shape and dtype, detaches, and permutes to the program's order; may have gaps.
 
         Raises:
             ValueError: Shape or dtype differ from what was compiled.
@@ -191,7 +191,7 @@ class Importer:
 
 
 class RangedImporter(Importer):
-    """As `Importer`, for an input some of whose sizes vary.
+    """As `InputConverter`, for inputs with dynamic sizes: only fixed sizes are checked.
 
     Args:
         value: The fake tensor of one call.
@@ -203,7 +203,7 @@ class RangedImporter(Importer):
         self._fixed = [(d, n) for d, n in enumerate(sizes) if not isinstance(n, Size)]
 
     def view(self, tensor: Tensor) -> Tensor:
-        """See `Importer.view`."""
+        """Checks dtype, rank and fixed sizes, detaches, and permutes to the program's order."""
         same_kind = tensor.dtype == self.dtype and tensor.dim() == len(self.shape)
         if not same_kind or any(tensor.shape[d] != n for d, n in self._fixed):
             self._refuse(tensor)
@@ -213,7 +213,7 @@ class RangedImporter(Importer):
 
 
 class Exporter:
-    """Gives one output the strides that torch promises.
+    """Gives a program's output the strides that torch promises, by a view or a copy.
 
     The program returns the dimensions in memory order, expanded ones with size 1; here they are
     put back as a view.
@@ -242,7 +242,7 @@ class Exporter:
         return dense_order(value) is None
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """The output as torch promises it."""
+        """Returns the program's output with the shape and strides that torch promises."""
         if self.is_plain:
             return tensor
         if self.copies or self._is_empty:
@@ -255,7 +255,7 @@ class Exporter:
 
 
 class RangedExporter:
-    """As `Exporter`, for an output some of whose sizes vary.
+    """As `OutputConverter`, for outputs with dynamic sizes: each call gives the shape.
 
     Args:
         value: The fake tensor of one call.
@@ -273,7 +273,7 @@ class RangedExporter:
         self.dense_shape = self.storage.dense_shape
 
     def __call__(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-        """The output as torch promises it.
+        """Returns the program's output with the given shape and strides.
 
         Args:
             tensor: From the program.

@@ -1,4 +1,4 @@
-"""Rewrites of a graph that lowerings begin with: explicit casts, and dimensions in memory order."""
+"""Rewrites a graph for lowering: explicit casts, and dimensions in memory order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def promote(module: fx.GraphModule) -> None:
-    """Makes type promotion explicit, by casts of torch's primitives."""
+    """Inserts `prims.convert_element_type` casts in place where torch promotes types."""
     mode = private.FakeTensorMode()
     fakes = []
     for node in module.graph.find_nodes(op="placeholder"):
@@ -28,7 +28,7 @@ def promote(module: fx.GraphModule) -> None:
 
 
 def promoted(graph: Graph) -> fx.GraphModule:
-    """A copy of a graph's module with explicit type promotion, by casts of ATen."""
+    """Copies a graph's module with type promotion as `aten._to_copy` casts."""
     module = graph.copy().module
     promote(module)
     for node in module.graph.nodes:
@@ -42,7 +42,7 @@ def promoted(graph: Graph) -> fx.GraphModule:
 
 
 def store(module: fx.Graph, graph: Graph) -> None:
-    """Puts permutations where torch stores an input or promises an output in another order.
+    """Inserts permutes in place, so that activations and outputs are row-major.
 
     Afterwards all inputs but weights, and all outputs, are row-major, in the order of dimensions
     that `layouts.Importer` and `layouts.Exporter` have for them.

@@ -12,7 +12,7 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 def declare(
     name: str, like: Any, kernel: Callable[..., Any], tags: Collection[torch.Tag] = ()
 ) -> Any:
-    """Declares an operator of the library `dynamo_backends`, for real and for fake tensors.
+    """Registers an operator with the schema of an ATen operator; returns its overload.
 
     Args:
         name: Name of the operator.
@@ -27,7 +27,7 @@ def declare(
 
 
 def define(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Defines an operator of the library `dynamo_backends` for tensors on the CPU.
+    """Registers a CPU operator with a fake kernel in `dynamo_backends`.
 
     Args:
         schema: As torch writes it, without the namespace.

@@ -1,4 +1,4 @@
-"""oneDNN's LSTM layer in training, as torch traces float32 networks on the CPU.
+"""Replaces oneDNN's LSTM layer in training by operators that keep no workspace.
 
 ATen's forward keeps a workspace for its gradient, but only in grad mode. Compiled graphs run
 outside of it: the workspace is None there, and AOT Autograd refuses to save that (torch 2.11 to
@@ -61,7 +61,7 @@ _OURS = {_layer: LSTM_LAYER, _backward: LSTM_LAYER_BACKWARD}
 
 
 def without_workspaces(graph: Graph) -> Graph:
-    """A copy of a whole step's graph in which nothing reads ATen's workspaces.
+    """Copies a step's graph with our LSTM operators for ATen's, if it has gradients.
 
     Args:
         graph: With static shapes. It is returned as it is if it computes no gradients of layers.

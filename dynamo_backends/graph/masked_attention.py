@@ -1,4 +1,4 @@
-"""Attention whose mask hides every key from a query, as padding to the left does.
+"""Makes attention whose mask hides every key from a query return zeros, not NaN.
 
 Eager gives such a query zeros. Vendors compute the softmax of nothing but -inf, which is NaN, and
 from there it reaches everything that the next layer computes.
@@ -17,7 +17,7 @@ _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def guard_hidden_queries(module: fx.GraphModule) -> None:
-    """Gives queries that see no key zeros, in every masked attention of a module, in place."""
+    """Makes masked attention give zeros, not NaN, for queries that see no key; in place."""
     traces = CallTraces()
     for node in module.graph.find_nodes(op="call_function", target=_attention):
         if node.kwargs.get("attn_mask") is not None:

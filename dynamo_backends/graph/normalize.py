@@ -17,7 +17,7 @@ from dynamo_backends.interface.report import Kind
 
 @dataclass(frozen=True)
 class Alias:
-    """An output that shares memory.
+    """An output that shares memory with inputs or other outputs.
 
     Attributes:
         output: Which output of the captured graph, counted from 0.
@@ -32,7 +32,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Effects:
-    """The effects of a captured graph.
+    """What a captured graph does besides returning: mutated inputs and aliased outputs.
 
     Attributes:
         mutated: Names of the inputs that are written to; AOT Autograd copies the new contents back.
@@ -44,7 +44,7 @@ class Effects:
 
 
 def effects(graph: fx.Graph) -> Effects:
-    """The effects of an inference or forward graph from AOT Autograd."""
+    """Finds mutated inputs and aliased outputs of an inference or forward graph."""
     nodes = graph.output_node().args[0]
     places = {private.dynamo_input_index(p): p.name for p in graph.find_nodes(op="placeholder")}
     written: dict[fx.Node, str] = {}
@@ -73,7 +73,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Normalized:
-    """A graph in normal form, and the constants for its placeholders of role CONSTANT.
+    """The result of `normalize`: a graph in normal form, its constants and its effects.
 
     Attributes:
         graph: The graph. Its first inputs are those of the AOT graph, in order; constants follow.
@@ -89,7 +89,7 @@ class Normalized:
 def normalize(
     gm: fx.GraphModule, kind: Kind, freeze: bool, static: Collection[int] = ()
 ) -> Normalized:
-    """Makes a graph in normal form out of one from AOT Autograd; `gm` itself is not changed.
+    """Copies AOT Autograd's graph into normal form: roles, lifted constants, no dead calls.
 
     Args:
         gm: A functional graph from AOT Autograd.
@@ -133,7 +133,7 @@ def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph, static: Collection[
 
 
 def lift_constants(module: fx.GraphModule) -> Mapping[str, Tensor]:
-    """Replaces tensor attributes by placeholders after the existing ones; equal ones by one."""
+    """Turns tensor attributes into placeholders after the others; returns them by name."""
     constants: dict[str, Tensor] = {}
     lifted: dict[int, fx.Node] = {}
     last = next(reversed(module.graph.find_nodes(op="placeholder")), None)

@@ -35,7 +35,7 @@ _FORGOTTEN = "forgotten_sizes"
 
 
 def settle_numbers(graph: fx.Graph) -> None:
-    """Settles sizes, and what is computed from them, where an operator takes any number.
+    """Turns sizes used as plain numbers into tensors, or hardcodes them; in place.
 
     Type promotion in torch knows the built-in types only. Where an operator takes a tensor, a
     number becomes a tensor, if that is promoted alike; else the size is forgotten (see
@@ -221,18 +221,18 @@ def _tensors(node: fx.Node) -> list[Tensor]:
 
 
 def note_forgotten(graph: fx.Graph) -> None:
-    """Notes that a number in a graph follows from sizes of one call, and does not say so."""
+    """Counts, in the output's `meta`, one more number hardcoded to this call's sizes."""
     meta = graph.output_node().meta
     meta[_FORGOTTEN] = meta.get(_FORGOTTEN, 0) + 1
 
 
 def has_forgotten(graph: fx.Graph) -> bool:
-    """Returns whether numbers in a graph follow from sizes of one call, and do not say so."""
+    """Returns whether any number was hardcoded to this call's sizes."""
     return _FORGOTTEN in graph.output_node().meta
 
 
 def require_remembered(lowered: fx.Graph, graph: fx.Graph) -> None:
-    """Raises `CompileError` if more was forgotten while a graph was lowered (see `has_forgotten`).
+    """Raises `CompileError` if lowering hardcoded more sizes than `graph` had.
 
     Args:
         lowered: What a copy of the graph has become.
@@ -259,7 +259,7 @@ _DIVIDES = ("FloatTrueDiv", "IntTrueDiv")
 
 
 def is_computable(number: FloatOfSizes) -> bool:
-    """Returns whether calls can compute a number from sizes without raising for any."""
+    """Returns whether tensor calls can compute a float of sizes without domain errors."""
     return _is_computable(number.expression, number)
 
 
@@ -294,7 +294,7 @@ def _least(part: sympy.Expr, number: FloatOfSizes) -> float:
 def float_as_tensor(
     number: FloatOfSizes, of_size: Callable[[Size], fx.Node], call: Callable[..., fx.Node]
 ) -> fx.Node:
-    """Makes calls that compute a number from sizes.
+    """Emits calls that compute a float of sizes as a 0-d tensor; returns the last node.
 
     Args:
         number: The number, computable.

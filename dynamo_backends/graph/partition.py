@@ -20,7 +20,7 @@ from dynamo_backends.graph.random import is_random
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a partitioned graph.
+    """A subgraph of a partition, to run on the backend or in eager.
 
     Attributes:
         graph: The part as a graph of its own.
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Partition:
-    """The parts in the order in which they run, and why eager nodes are eager."""
+    """A graph's parts in execution order, and the reason for each eager node."""
 
     parts: tuple[Part, ...]
     reasons: Mapping[fx.Node, str]
@@ -49,7 +49,7 @@ def partition(
     min_block_size: int,
     expected: Collection[str] = (),
 ) -> Partition:
-    """Splits a graph into blocks for the backend and parts in eager.
+    """Partitions a graph into backend blocks and eager parts; small blocks go to eager.
 
     Args:
         graph: In normal form.
@@ -70,7 +70,7 @@ def partition(
 
 
 def count_ops(nodes: list[fx.Node]) -> int:
-    """Number of ATen calls; picking an element of a tuple is not one."""
+    """Counts the calls of ATen operators; `getitem` does not count."""
     return sum(isinstance(n.target, OpOverload) for n in nodes)
 
 
@@ -110,7 +110,7 @@ def _drop_small_blocks(
 
 
 def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
-    """Some calls of a graph as a part; what others read of them, or it returns, are its outputs.
+    """Extracts calls as a `Part`; its outputs are the values that nodes outside read.
 
     Args:
         graph: In normal form; not changed.
@@ -157,7 +157,7 @@ def _role(known: Mapping[fx.Node, Input], node: fx.Node) -> Input:
 def calls_first(
     graph: Graph, reads: Iterable[fx.Node], calls: Iterable[fx.Node], made: Iterable[fx.Node]
 ) -> Callable[..., Sequence[Tensor]]:
-    """A function of some of a graph's calls.
+    """Builds a callable that computes some of a graph's calls from given placeholders.
 
     Args:
         graph: The graph; not changed.
@@ -176,7 +176,7 @@ def calls_first(
 def without_calls(
     graph: Graph, calls: Collection[fx.Node], inputs: Sequence[tuple[fx.Node, Input]]
 ) -> Graph:
-    """A graph without some of its calls.
+    """Copies a graph without some of its calls; their results become inputs.
 
     Args:
         graph: The graph; not changed.
@@ -202,7 +202,7 @@ _BYTES_PER_OPERATOR = 64 * 1024
 
 
 def fragmentation(split: Partition) -> str | None:
-    """Returns why a partition is too fragmented, such as "12 blocks of 3 operators on average".
+    """Returns why a partition is too fragmented to pay off; None if it is not.
 
     Requires: static shapes.
 
@@ -223,7 +223,7 @@ def fragmentation(split: Partition) -> str | None:
 
 
 def operator_work(node: fx.Node) -> float:
-    """Returns what a call costs in eager, in operators on small tensors."""
+    """Estimates a call's cost in eager, in units of one operator on small tensors."""
     op = node.target
     if not isinstance(op, OpOverload):
         return 0.0

@@ -19,7 +19,7 @@ unchecked = ContextVar("unchecked", default=False)
 
 
 class PassSequence:
-    """Passes in the order in which they run.
+    """An ordered list of passes; checks that each one's required properties hold.
 
     Args:
         passes: The passes.
@@ -77,7 +77,7 @@ class PassSequence:
 
 
 def check_if_enabled(graph: Graph, properties: frozenset[Property], when: str) -> None:
-    """Checks a graph (see `checker.check`) if `checks_enabled()`.
+    """Checks a graph's properties if `DYNAMO_BACKENDS_CHECK=1`; raises `NormalFormError`.
 
     Checking runs operators on fake tensors, whose mode other threads may use at the same time. So
     graphs are not checked in threads in which `unchecked` is true.

@@ -1,4 +1,4 @@
-"""The way of a graph through the middle end: every stage, in order, with what it ensures."""
+"""Lists the stages of the middle end, in order, with what each ensures."""
 
 from dynamo_backends.graph.aliasing import SEPARATE_VIEWS
 from dynamo_backends.graph.canonicalize import CANONICALIZE

@@ -25,7 +25,7 @@ Rules = Mapping[Any, Callable[..., Any]]
 def compile_planned(
     backend: Backend, options: Options, plan: Plan, graph: Graph, make: Callable[[Graph], T]
 ) -> T:
-    """What `make` makes of a copy of a graph with a plan's calls decomposed.
+    """Decomposes the calls that a plan names, in a copy, and compiles it with `make`.
 
     Args:
         backend: Says what is decomposed in turn.
@@ -46,7 +46,7 @@ def compile_planned(
 
 
 def planned_fingerprint(graph: Graph, plan: Plan, ranged: bool = False) -> str:
-    """The `fingerprint` of a graph, and of which of its calls are decomposed."""
+    """Hashes a graph together with which of its calls the plan decomposes."""
     places = [i for i, node in enumerate(graph.calls) if node.name in plan.decomposed]
     mark = fingerprint(graph, ranged)
     return f"{mark} {places}" if places else mark
@@ -55,7 +55,7 @@ def planned_fingerprint(graph: Graph, plan: Plan, ranged: bool = False) -> str:
 def compile_decomposed(
     graph: Graph, names: Collection[str], rules: Rules, make: Callable[[Graph], T]
 ) -> T:
-    """What `make` makes of a copy of a graph with some calls decomposed.
+    """Decomposes the named calls in a copy and compiles it; errors name the original call.
 
     Args:
         graph: With static shapes; not changed.
@@ -77,7 +77,7 @@ def compile_decomposed(
 
 
 def decomposed(graph: Graph, names: Collection[str], rules: Rules) -> Graph:
-    """A copy of a graph with some calls decomposed (see `compile_decomposed`).
+    """Copies a graph with the named calls decomposed, or raises `LoweringError`.
 
     Its sizes do not know where they come from if a decomposition is another one for others.
     """

@@ -79,7 +79,7 @@ class _Requirement:
 
 @dataclass
 class Facts:
-    """The checks of a forward graph that hold for its backward graph, too.
+    """Integer ranges proven or checked in a forward graph, reused for its backward graph.
 
     Attributes:
         ranges: Ranges of the integers in tensors, by the names of nodes.
@@ -90,7 +90,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class InputCheck:
-    """A check of a call's inputs.
+    """A check of index ranges and assertions that runs in eager before a call.
 
     Attributes:
         reads: Positions of the inputs that it reads.
@@ -109,7 +109,7 @@ class InputCheck:
 
 @dataclass(frozen=True)
 class PositionChecks:
-    """A graph whose positions are in range wherever they are used.
+    """A graph with index checks added: what is checked before a call, and the flag output.
 
     Attributes:
         graph: Compiled in the place of the one that was given.
@@ -125,7 +125,7 @@ class PositionChecks:
 def with_position_checks(
     graph: Graph, constants: Sequence[Tensor] = (), facts: Facts | None = None
 ) -> PositionChecks:
-    """Finds positions and assertions that have to be checked, and adds the checks.
+    """Copies a graph and adds checks of indices and assertions that are not proven.
 
     Args:
         graph: In normal form; not changed.
@@ -456,7 +456,7 @@ def _is_static(node: fx.Node) -> bool:
 
 
 def with_updates_withheld(checks: PositionChecks) -> PositionChecks:
-    """The same for a graph that writes to its inputs: they keep their contents if its flag is set.
+    """Keeps the old contents of updated inputs if the flag is set; changes the graph.
 
     What else is computed from a new value reads what is kept, which is equal unless the flag is
     set and all results are lost. A compiler then has one value to write over the old one; of two

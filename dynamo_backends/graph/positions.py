@@ -22,7 +22,7 @@ Size = int | torch.SymInt
 
 @dataclass(frozen=True)
 class Position:
-    """A tensor of positions among the arguments of a call.
+    """A tensor of indices among a call's arguments, with its bound and whether it may wrap.
 
     Attributes:
         node: The tensor.
@@ -44,7 +44,7 @@ class Position:
 
     @property
     def is_mask(self) -> bool:
-        """Returns whether it says of each element if it is read."""
+        """Returns whether it is a boolean or uint8 mask, which cannot be out of range."""
         return self.node.meta["val"].dtype in (torch.bool, torch.uint8)
 
 
@@ -134,7 +134,7 @@ computed within range itself."""
 
 
 def positions(node: fx.Node) -> list[Position]:
-    """The tensors of positions among the arguments of a call; masks are none."""
+    """Returns the index tensors among a call's arguments, without boolean masks."""
     rule = RULES.get(node.target)  # type: ignore[call-overload]
     return [] if rule is None else [found for found in rule(node) if not found.is_mask]
 

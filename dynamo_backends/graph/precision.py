@@ -30,7 +30,7 @@ _PRODUCTS = frozenset(
 
 @dataclass(frozen=True)
 class Tf32:
-    """The operations for which torch allows TF32.
+    """Whether torch allows TF32, for matrix products and for convolutions.
 
     Attributes:
         products: Matrix products.
@@ -42,12 +42,12 @@ class Tf32:
 
     @property
     def everywhere(self) -> bool:
-        """Returns whether a runtime that has one switch for both may use it."""
+        """Returns whether TF32 is allowed for both, for runtimes with a single switch."""
         return self.products and self.convolutions
 
 
 def product_precision() -> str:
-    """Returns what torch demands of float32 products: "highest", "high" or "medium".
+    """Returns torch's float32 matmul precision: "highest", "high" or "medium".
 
     As `torch.get_float32_matmul_precision`, which raises once precision was set for one backend
     alone (`torch.backends.cuda.matmul.fp32_precision`).
@@ -59,7 +59,7 @@ def product_precision() -> str:
 
 
 def allowed_tf32() -> Tf32:
-    """Returns what torch's settings allow now, read without touching them."""
+    """Reads which operations torch's settings let use TF32 now, without changing them."""
     return Tf32(
         products=torch.backends.cuda.matmul.fp32_precision == "tf32",
         convolutions=torch.backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def allowed_tf32() -> Tf32:
 
 
 def may_be_tf32(op: Any) -> bool:
-    """Returns whether torch's settings allow TF32 for an operator on GPUs now."""
+    """Returns whether torch now lets an operator use TF32 on GPUs."""
     if op in _CONVOLUTIONS:
         return allowed_tf32().convolutions
     return op in _PRODUCTS and allowed_tf32().products

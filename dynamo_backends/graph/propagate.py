@@ -1,4 +1,4 @@
-"""Shapes, strides, dtypes and devices: what each call gives when fake tensors go through it."""
+"""Infers shapes, strides, dtypes and devices of calls with fake tensors."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ from dynamo_backends.graph.sizes import Symbolic, is_symbolic
 
 
 class Inference:
-    """Sets the `meta["val"]` of new calls; equal calls are executed on fake tensors only once.
+    """Sets `meta["val"]` of new calls by running them on fake tensors, cached by call.
 
     A call of numbers alone gives a fake tensor, too: of the mode of the other tensors in its graph.
     """
@@ -40,14 +40,14 @@ class Inference:
         node.meta["val"] = self._known[key]
 
     def call(self, graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """Adds a call to a graph, with its `meta["val"]`."""
+        """Inserts a call at the insertion point and sets its `meta["val"]`."""
         node = graph.call_function(target, args, kwargs)
         self(node)
         return node
 
 
 def propagate(graph: Graph) -> bool:
-    """Gives a `meta["val"]` to every call that has none.
+    """Sets missing `meta["val"]` with fake tensors; returns whether any were missing.
 
     Passes that make calls set it themselves, by `Inference`; this is for graphs that come without.
     """
@@ -59,7 +59,7 @@ def propagate(graph: Graph) -> bool:
 
 
 def mismatches(graph: Graph) -> Iterator[str]:
-    """Executes a graph on fake tensors and tells where `meta["val"]` says something else.
+    """Runs a graph on fake tensors and yields each `meta["val"]` that differs.
 
     Sizes that depend on data, and what follows from them, are not checked: fake tensors have none.
     """
@@ -99,7 +99,7 @@ def mismatches(graph: Graph) -> Iterator[str]:
 
 
 def mode_of_nodes(nodes: Iterable[fx.Node]) -> FakeTensorMode:
-    """Returns the fake mode of the nodes' tensors, or a new one where there are no tensors.
+    """Returns the `FakeTensorMode` of the nodes' tensors, or a new one if there are none.
 
     Numbers alone have no mode; a new one has their shape environment.
     """
@@ -112,7 +112,7 @@ def mode_of_nodes(nodes: Iterable[fx.Node]) -> FakeTensorMode:
 
 
 def data_dependent(graph: Graph) -> frozenset[fx.Node]:
-    """Calls whose sizes depend on data (such as `aten.nonzero`), and what follows from them."""
+    """Finds calls with data-dependent sizes, such as `aten.nonzero`, and their users."""
     found: set[fx.Node] = set()
     for node in graph.calls:
         tags = getattr(node.target, "tags", ())
@@ -123,7 +123,7 @@ def data_dependent(graph: Graph) -> frozenset[fx.Node]:
 
 
 def describe(value: Any) -> str:
-    """A value's dtype, shape and strides (where they matter), such as "float32[2, 3] (3, 1)"."""
+    """Formats dtype, shape and significant strides, such as "float32[2, 3] (3, 1)"."""
     if isinstance(value, Tensor):
         strides = tuple(
             1 if surely(n == 1) or surely(value.numel() == 0) else s

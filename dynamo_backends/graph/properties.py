@@ -11,7 +11,7 @@ from dynamo_backends.graph.graph import Graph
 
 
 class Property(enum.Enum):
-    """A property of a graph. The value is its meaning, in words."""
+    """An invariant of a graph that passes require and ensure; the value says it in words."""
 
     ORDERED = "placeholders, calls and one output, in topological order, with unique names"
     FUNCTIONAL = "no call mutates a tensor that another node can observe"
@@ -39,7 +39,7 @@ NORMAL_FORM = frozenset(
 
 @dataclass(frozen=True)
 class Stage:
-    """One step on the way of a graph.
+    """One step from captured graph to normal form: what it requires and what it ensures.
 
     Attributes:
         name: A verb.
@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pass(Stage):
-    """A stage that changes a graph in normal form in place.
+    """A stage that rewrites a graph in normal form in place; `run` returns if it changed.
 
     Attributes:
         run: Changes the graph; returns whether it did. It need not call `recompile`.

@@ -28,7 +28,7 @@ def draw(
     device: torch.device,
     *args: Any,
 ) -> Tensor:
-    """Fills a new tensor with random numbers; strides decide in which order.
+    """Fills a new tensor with random numbers of torch's generator, in stride order.
 
     Args:
         method: The method that fills it, such as "bernoulli_".
@@ -44,7 +44,7 @@ def draw(
 
 
 def seeds_of(count: int) -> tuple[Any, ...]:
-    """Returns what `draw` is called with to draw seeds; n at once are those of n calls.
+    """Returns the arguments with which `draw` draws `count` int64 seeds.
 
     Args:
         count: How many.
@@ -61,7 +61,7 @@ def counter_draw(
     device: torch.device,
     *args: Any,
 ) -> Tensor:
-    """As `draw`, but what a device would draw: torch's generator gives one seed (`seeded_draws`).
+    """Draws with the counter-based generator, as devices do, from one seed of torch's.
 
     Args:
         method: One that `counter_generator` knows.
@@ -81,7 +81,7 @@ def counter_draw(
 
 @has_side_effect
 def counter_draw_like(x: Tensor, method: str, dtype: torch.dtype, *args: Any) -> Tensor:
-    """`counter_draw` in the layout of `torch.empty_like(x)`.
+    """Draws as `counter_draw`, with the shape and strides of `torch.empty_like(x)`.
 
     Args:
         x: Its data are not read.
@@ -95,14 +95,14 @@ def counter_draw_like(x: Tensor, method: str, dtype: torch.dtype, *args: Any) ->
 
 @has_side_effect
 def generator_state(device: torch.device) -> Tensor:
-    """The state of torch's generator at this moment, for `redraw`."""
+    """Returns the current state of torch's CPU or CUDA generator, for `redraw`."""
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
     return torch.get_rng_state()
 
 
 def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls an operator that draws, with the generator as it was; it is left as it is.
+    """Repeats a draw from an earlier generator state; leaves torch's generator as it is.
 
     Args:
         state: From `generator_state`.
@@ -127,7 +127,7 @@ def redraw(state: Tensor, draws: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def redraw_seeds(state: Tensor, count: int) -> Tensor:
-    """Seeds, drawn with the generator as it was; it is left as it is.
+    """Draws seeds again from an earlier generator state; leaves torch's as it is.
 
     Args:
         state: From `generator_state`.
@@ -138,7 +138,7 @@ def redraw_seeds(state: Tensor, count: int) -> Tensor:
 
 
 def counter_redraw(state: Tensor, x: Tensor, method: str, dtype: torch.dtype, *args: Any) -> Tensor:
-    """`counter_draw` with the generator as it was, in the layout of `torch.empty_like(x)`.
+    """Repeats `counter_draw_like` from an earlier generator state; leaves torch's as it is.
 
     Args:
         state: From `generator_state`.
@@ -165,7 +165,7 @@ def _is_on_cuda(argument: Any) -> bool:
 
 
 def dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """A decomposition of `aten.native_dropout` that gives the bits of eager's dropout on a CPU.
+    """Decomposes `aten.native_dropout` with the same bits as eager's dropout on a CPU.
 
     Eager multiplies by mask / (1 - p), rounded to the tensor's dtype, and draws nothing for p = 1;
     `aten.native_dropout`, which takes its place while tracing, differs in both. On other devices
@@ -209,7 +209,7 @@ _METHODS: dict[object, tuple[str, Callable[[fx.Node], tuple[Any, ...]]]] = {
 
 
 def is_bound_to_data(node: fx.Node) -> bool:
-    """Returns whether a call draws in the shape of a tensor whose data it does not look at.
+    """Returns whether a call, such as `rand_like`, reads only its argument's shape.
 
     Calls whose results are not dense are left alone: their strides are not what torch promises.
     """
@@ -228,7 +228,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def separate_random_draws(graph: Graph) -> bool:
-    """Rewrites calls that draw in the shape of a tensor so that they no longer depend on its data.
+    """Rewrites calls such as `rand_like`, in place, to draw from sizes alone.
 
     Requires: normal form, static shapes. Ensures: normal form, `DRAWS_APART`; the same draws in the
     same order; same bits.
@@ -249,7 +249,7 @@ def separate_random_draws(graph: Graph) -> bool:
 
 
 def filled_by(node: fx.Node) -> tuple[str, tuple[Any, ...], Tensor]:
-    """The method that draws what a call draws, its arguments, and the result's fake value.
+    """Returns the in-place method, such as "uniform_", its arguments, and the fake result.
 
     Args:
         node: For which `is_bound_to_data`.

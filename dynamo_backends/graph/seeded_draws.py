@@ -1,4 +1,4 @@
-"""Random numbers that a device draws from torch's seeds, and from a generator of one's own.
+"""Lets devices draw random numbers from seeds that torch draws.
 
 What a graph draws in a row becomes functions of one small tensor of seeds, which torch draws before
 the block runs; the numbers never pass the host. A draw takes one number of 64 bits from torch's
@@ -47,7 +47,7 @@ _FREE: dict[object, Callable[[fx.Node], Request]] = {
 
 
 def replace_draws_by_seeded(graph: Graph) -> bool:
-    """Replaces random operators by functions of seeds that torch draws, in place.
+    """Replaces random calls, in place, by `SEEDED_DRAW` on seeds that torch draws.
 
     Requires: normal form, draws apart from data. Ensures: normal form.
 
@@ -161,7 +161,7 @@ def _seeded(graph: fx.Graph, node: fx.Node, seeds: fx.Node, place: int, request:
 
 
 def draw_checkpoints_alike(graph: Graph) -> bool:
-    """Draws by the rule of devices what a checkpoint draws twice, whatever runs the graph.
+    """Makes forward and recomputed draws of a checkpoint use the same counter-based rule.
 
     Forward and backward may be run by different programs, or one of them in eager. The graph is
     changed in place.
@@ -257,11 +257,11 @@ _CHOOSES_ALONE = frozenset({aten._fused_sdp_choice.default})  # who is to draw
 
 
 class DrawsError(Exception):
-    """A call would have drawn from torch's generator; the message names it."""
+    """Raised if a call can draw from torch's generator only; the message names the call."""
 
 
 class PrivateDraws(TorchDispatchMode):
-    """Inside: calls of this thread draw from a generator of their own, the same numbers each time.
+    """A dispatch mode in which calls draw from a generator of its own with a fixed seed.
 
     Those for which there is no way to say so raise `DrawsError` before they draw.
 
@@ -278,7 +278,7 @@ class PrivateDraws(TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See `TorchDispatchMode`."""
+        """Runs a call; draws use the private generator or raise."""
         kwargs = kwargs or {}
         if not _draws(func, args, kwargs):
             return func(*args, **kwargs)
@@ -303,7 +303,7 @@ class PrivateDraws(TorchDispatchMode):
 
 
 def privately(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A function that draws the same numbers in each call, and none of torch's."""
+    """Wraps a function: each call draws the same numbers, none from torch's generator."""
 
     def call(args: list[Any]) -> Sequence[Any]:
         with PrivateDraws():

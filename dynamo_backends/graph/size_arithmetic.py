@@ -1,4 +1,4 @@
-"""Python's arithmetic with sizes that torch spells in tensors without dimensions.
+"""Folds arithmetic on sizes that torch traced as 0-d tensors back into numbers.
 
 Where a float of sizes meets a tensor, torch computes it by calls on tensors: `1 / (n // 4 + 1)` is
 six calls, some of them in float64 (`torch.fx.passes._tensorify_python_scalars`). Here they become
@@ -20,7 +20,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def folded_numbers(graph: fx.Graph) -> dict[fx.Node, Size | FloatOfSizes]:
-    """The numbers of sizes that calls compute as tensors, of those that have other readers.
+    """Maps 0-d calls that only compute with sizes to the numbers they stand for.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.
@@ -115,7 +115,7 @@ _FUNCTIONS: Mapping[tuple[Any, str | None], Callable[..., sympy.Expr | None]] = 
 
 
 class _Numbers:
-    """Numbers of expressions.
+    """Evaluates expressions over symbols to sizes and floats of one call.
 
     Args:
         now: Values of symbols.
@@ -131,7 +131,7 @@ class _Numbers:
         self._ranges = {e: r for e, r in ranges.items() if e.is_Symbol}
 
     def of(self, expression: sympy.Expr) -> Size | FloatOfSizes | None:
-        """An expression as a number; None: it is the same in all calls, or not known in this."""
+        """Returns an expression as a number; None if constant or unknown in this call."""
         value = sympy.sympify(expression.subs(self._now))
         if not expression.free_symbols or value.free_symbols:
             return None

@@ -1,4 +1,4 @@
-"""Sizes that are integers for one call and know the expression that they come from.
+"""Defines integers of one call that keep the symbolic expression they come from.
 
 A graph for concrete shapes may have come from one with symbolic shapes. For a backend that can
 serve a range of shapes with one program, `specialize` leaves in it what the symbols were.
@@ -31,7 +31,7 @@ STRIDES = "strides"
 
 
 def is_symbolic(value: Any) -> bool:
-    """Returns whether a value is a symbolic number or a tensor with symbolic sizes."""
+    """Returns whether a value is a SymInt, SymFloat, SymBool, or a tensor with such sizes."""
     if isinstance(value, Symbolic):
         return True
     if isinstance(value, torch.Tensor):
@@ -40,7 +40,7 @@ def is_symbolic(value: Any) -> bool:
 
 
 class Size(int):
-    """A size of one call; in arithmetic, text and hashes a plain integer.
+    """An `int`: a size in one call that keeps its symbolic expression and its bounds.
 
     Args:
         value: In this call.
@@ -55,7 +55,7 @@ class Size(int):
     upper: int | None
 
     def __new__(cls, value: int, expression: sympy.Expr, lower: int, upper: int | None) -> Self:
-        """See the class."""
+        """Makes the integer and attaches its expression and bounds."""
         size = super().__new__(cls, value)
         size.expression = expression
         size.lower = lower
@@ -68,7 +68,7 @@ class Size(int):
 
 
 class FloatOfSizes(float):
-    """A number of one call that is computed from sizes; in arithmetic and text a plain float.
+    """A `float` computed from sizes in one call that keeps its symbolic expression.
 
     Args:
         value: In this call.
@@ -80,19 +80,19 @@ class FloatOfSizes(float):
     sizes: Mapping[sympy.Expr, Size]
 
     def __new__(cls, value: float, expression: sympy.Expr, sizes: Mapping[Any, Size]) -> Self:
-        """See the class."""
+        """Makes the float and attaches its expression and its sizes."""
         number = super().__new__(cls, value)
         number.expression = expression
         number.sizes = sizes
         return number
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """For copies."""
+        """Returns the arguments that copies are made with."""
         return float(self), self.expression, self.sizes
 
 
 class Evaluation:
-    """The values of a graph's symbolic expressions in one call, computed on first use.
+    """Evaluates a graph's symbolic expressions for one call's symbol values, with a cache.
 
     Args:
         bindings: The values of symbols.
@@ -111,7 +111,7 @@ class Evaluation:
         self._sizes: dict[sympy.Expr, Size] = {}
 
     def __call__(self, value: Any) -> Any:
-        """A symbolic number as a number, a symbolic tensor as a fake one of concrete sizes.
+        """Evaluates a SymInt or SymFloat to a number, a symbolic tensor to a concrete fake one.
 
         Raises:
             ValueError: It does not follow from the bindings.
@@ -147,7 +147,7 @@ class Evaluation:
         return self._numbers[expression]
 
     def remembering(self, symbolic: Any) -> Any:
-        """As a call of it, but an integer is a `Size`, and a float that varies a `FloatOfSizes`."""
+        """Evaluates to a number that keeps its symbolic expression."""
         if isinstance(symbolic, torch.SymFloat) and symbolic.node.expr.free_symbols:
             expression = symbolic.node.expr
             parts = [self._size(symbolic, part) for part in integer_parts(expression)]
@@ -164,7 +164,7 @@ class Evaluation:
         return self._sizes[part]
 
     def remember(self, node: fx.Node, symbolic: Any) -> None:
-        """Notes with a node where the sizes and strides of its tensors come from.
+        """Records the expressions of a node's sizes and strides in its `meta`.
 
         Args:
             node: The node.
@@ -181,7 +181,7 @@ class Evaluation:
 
 
 def integer_parts(expression: sympy.Expr) -> Iterator[sympy.Expr]:
-    """The largest parts of an expression that are integers and vary."""
+    """Yields the largest integer subexpressions that contain symbols."""
     if expression.is_integer and expression.free_symbols:
         yield expression
     elif expression.free_symbols:
@@ -190,7 +190,7 @@ def integer_parts(expression: sympy.Expr) -> Iterator[sympy.Expr]:
 
 
 def forget_sizes(graph: fx.Graph) -> None:
-    """Makes a graph one for concrete shapes only."""
+    """Replaces sizes with expressions by plain integers: one shape only; in place."""
 
     def plain(value: Any) -> Any:
         return int(value) if isinstance(value, Size) else value
@@ -203,7 +203,7 @@ def forget_sizes(graph: fx.Graph) -> None:
 
 
 def sizes_of(node: fx.Node) -> tuple[int | None, ...]:
-    """The sizes of a node's tensor; None for those that nothing is known of but this call's value.
+    """Returns a node's sizes, with expressions where they vary; None for unknown ones.
 
     Those of a graph that was never symbolic are all plain numbers.
     """
@@ -212,7 +212,7 @@ def sizes_of(node: fx.Node) -> tuple[int | None, ...]:
 
 
 def strides_of(node: fx.Node) -> tuple[int | None, ...]:
-    """The strides of a node's tensor (see `sizes_of`)."""
+    """Returns a node's strides, with expressions where they vary; None for unknown ones."""
     value = node.meta["val"]
     return _known(node, STRIDES, value.stride()) if isinstance(value, Tensor) else ()
 
@@ -225,7 +225,7 @@ def _known(node: fx.Node, key: str, concrete: Sequence[int]) -> tuple[int | None
 
 
 def is_ranged(graph: fx.Graph) -> bool:
-    """Returns whether a graph for concrete shapes came from one with symbolic shapes."""
+    """Returns whether a specialized graph keeps the symbolic expressions of its inputs."""
     return any(
         isinstance(size, Size)
         for node in graph.find_nodes(op="placeholder")
@@ -234,14 +234,14 @@ def is_ranged(graph: fx.Graph) -> bool:
 
 
 def all_sizes(graph: Graph) -> Iterator[Size]:
-    """Yields every size of a graph that may vary: of values, arguments and outputs."""
+    """Yields every size with an expression: in values, arguments and outputs."""
     for node in graph.module.graph.nodes:
         values = (node.args, node.kwargs, node.meta.get("val"), node.meta.get(SIZES))
         yield from sizes_in(values)
 
 
 def inner_sizes(graph: Graph) -> Iterator[Size]:
-    """Yields every size that may vary, except numbers that are passed through.
+    """Yields sizes with an expression, except numbers that are only passed through.
 
     Those were all that passes could have decided by.
     """
@@ -251,7 +251,7 @@ def inner_sizes(graph: Graph) -> Iterator[Size]:
 
 
 def distinct_sizes(graph: Graph) -> list[Size]:
-    """The sizes of a graph that may vary (see `all_sizes`), each expression once."""
+    """Returns the sizes that may vary, one for each distinct expression."""
     return _distinct(all_sizes(graph))
 
 
@@ -260,7 +260,7 @@ def _distinct(sizes: Iterable[Size]) -> list[Size]:
 
 
 def symbols_of_dimensions(graph: Graph) -> frozenset[sympy.Symbol]:
-    """The symbols that sizes of the tensors that a graph is given are made of.
+    """Returns the symbols in the sizes of input tensors; other symbols are number inputs.
 
     All others are numbers that it is given as such.
     """
@@ -269,7 +269,7 @@ def symbols_of_dimensions(graph: Graph) -> frozenset[sympy.Symbol]:
 
 
 def without_numbers(graph: Graph) -> Graph:
-    """A copy of a graph without the inputs that are numbers and that nothing reads."""
+    """Copies a graph without number inputs that have no users."""
     graph = graph.copy()
     left = []
     for place, x in zip(graph.placeholders, graph.inputs, strict=True):
@@ -281,7 +281,7 @@ def without_numbers(graph: Graph) -> Graph:
 
 
 def ranges_of(graph: Graph, exact: bool = True) -> list[tuple[int, int | None]]:
-    """The least and the largest value of each size of a graph that may vary, in order.
+    """Returns the (lower, upper) bounds of each size that may vary; no upper bound is None.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.
@@ -298,7 +298,7 @@ def cap_sizes_at_current(graph: Graph) -> None:
 
 
 def sizes_in(values: Any) -> list[Size]:
-    """Returns those of the values that may vary, or from which a float is computed, in order.
+    """Collects, from nested arguments, sizes with expressions and those inside floats.
 
     Args:
         values: Nested as the arguments of a node are.
@@ -338,7 +338,7 @@ SIZE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 class SizeReader:
-    """Computes sizes, and floats of sizes, from the inputs of a call.
+    """Computes sizes, and floats of sizes, from the shapes of a call's inputs.
 
     Args:
         places: Placeholders of a graph for concrete shapes that came from symbolic ones.
@@ -365,7 +365,7 @@ class SizeReader:
             raise CompileError("sizes do not follow from the inputs' shapes as torch says")
 
     def __call__(self, values: Sequence[Any]) -> list[Any]:
-        """The sizes and floats.
+        """Returns the wanted sizes and floats for one call's inputs.
 
         Args:
             values: One per placeholder.
@@ -433,7 +433,7 @@ def _in_terms_of(
 
 
 def with_sizes_as_inputs(graph: Graph) -> tuple[Graph, list[Size]]:
-    """Returns a copy of a graph whose symbolic sizes are further inputs, and what they are.
+    """Copies a graph and turns its varying sizes into extra inputs; returns the sizes.
 
     So it computes what the graph stands for in calls of every size.
 
@@ -454,7 +454,7 @@ def with_sizes_as_inputs(graph: Graph) -> tuple[Graph, list[Size]]:
 
 
 def open_sizes(body: fx.Graph, sizes: Sequence[Size]) -> list[fx.Node]:
-    """Makes sizes further inputs of a graph, in place; returns those.
+    """Adds a placeholder for each size and uses it in all arguments, in place.
 
     Raises:
         CompileError: Among the arguments is another size that varies.

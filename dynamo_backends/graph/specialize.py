@@ -26,7 +26,7 @@ def is_dynamic(graph: Graph) -> bool:
 
 
 def computes_with_sizes(graph: Graph) -> bool:
-    """Returns whether a symbolic size, or number, enters any call that makes or takes tensors.
+    """Returns whether any call on tensors depends on a symbolic size or number.
 
     Else one program serves all that vary: numbers that are returned as they are or counted up, such
     as the length of a cache that is kept beside it.
@@ -50,12 +50,12 @@ def _tensors(node: fx.Node) -> list[torch.Tensor]:
 
 
 def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:
-    """The concrete sizes of a call: what an executable for static shapes depends on."""
+    """Returns the hashable shapes and numbers of a call: the key of static executables."""
     return tuple(a.shape if isinstance(a, torch.Tensor) else a for a in args)
 
 
 def stand_ins(graph: Graph, args: Sequence[Any]) -> list[Any]:
-    """Returns copies of what compiling later needs of a call's values.
+    """Replaces tensors by empty ones on "meta", except frozen weights, for later compiling.
 
     Args:
         graph: Whose frozen weights are kept; other tensors keep their sizes and strides only.
@@ -69,7 +69,7 @@ def stand_ins(graph: Graph, args: Sequence[Any]) -> list[Any]:
 
 
 def specialize(graph: Graph, args: Sequence[Any], remember: bool = False) -> Graph:
-    """A copy of the graph for the sizes that `args` have.
+    """Copies a graph with the concrete sizes of one call's arguments.
 
     Symbolic integers become Python integers, and `meta["val"]` tensors get concrete sizes. The
     placeholders stay as they are, so that the calling convention does not change. The fake tensors
@@ -87,7 +87,7 @@ def specialize(graph: Graph, args: Sequence[Any], remember: bool = False) -> Gra
 
 
 def specialization(args: Sequence[Any], remember: bool = False) -> Pass:
-    """The pass that `specialize` runs.
+    """Makes the pass that replaces symbolic sizes by those of one call.
 
     Args:
         args: One value per placeholder: tensors, and integers for symbols.
@@ -172,7 +172,7 @@ def _is_within(symbolic: Any, number: int) -> bool:
 
 
 class Symbols:
-    """The symbols of a graph, and what their values make of it.
+    """The symbols of a graph: reads their values from calls and specializes for them.
 
     Args:
         graph: With symbolic shapes.
@@ -195,7 +195,7 @@ class Symbols:
                     self.most[size.node.expr] = size_bounds(size)[1]
 
     def read(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
-        """The values of all symbols in one call.
+        """Returns the values of all symbols that one call's arguments imply.
 
         Args:
             args: One value per placeholder.
@@ -206,11 +206,11 @@ class Symbols:
         return bindings
 
     def specialized(self, args: Sequence[Any]) -> Graph:
-        """See `specialize`; sizes remember where they come from."""
+        """Copies the graph for one call's sizes, which keep their expressions."""
         return specialize(self._graph, args, remember=True)
 
     def arguments(self, values: Mapping[sympy.Symbol, int]) -> list[Any]:
-        """Returns what stands for the arguments of a call in which symbols have these values.
+        """Makes fake arguments of a call in which the symbols have these values.
 
         Args:
             values: Values of all symbols.

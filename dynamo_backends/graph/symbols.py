@@ -1,4 +1,4 @@
-"""Symbols of a graph: their values in a call, sizes that are equal, and sizes that vary."""
+"""Solves for a graph's symbols, guards equal sizes, and tries other sizes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ _FARTHEST = 4  # times a size, a symbol that it is made of is looked for
 
 
 def symbol_values(places: Sequence[fx.Node]) -> dict[sympy.Expr, int]:
-    """The values of symbols; of expressions where no symbol's value follows from them.
+    """Solves for the symbols' values from the concrete sizes of placeholders.
 
     Args:
         places: Placeholders of a graph for concrete shapes; from one with symbolic shapes.
@@ -35,7 +35,7 @@ def symbol_values(places: Sequence[fx.Node]) -> dict[sympy.Expr, int]:
 
 
 def symbol_ranges(places: Sequence[fx.Node]) -> dict[sympy.Expr, tuple[int, int | None]]:
-    """The least and the largest value of each expression that is a size of a placeholder.
+    """Maps each size expression of a placeholder to its (lower, upper) bounds.
 
     Args:
         places: As for `symbol_values`.
@@ -72,7 +72,7 @@ EQUAL: Mapping[Any, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = {
 
 
 def unite_equal_sizes(graph: fx.Graph) -> None:
-    """Tells torch which symbols of a graph are equal, while Dynamo captures what it is of.
+    """Guards that sizes which attention needs equal are equal, while Dynamo traces.
 
     Dynamo guards that they are in each call; others are captured anew, and refused as in eager.
 
@@ -102,7 +102,7 @@ _TIMES = 3  # odd, so that what has to be even, or a multiple, stays so
 
 
 def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
-    """Returns what the nodes of a lowered graph are where every symbol is three times as large.
+    """Runs a lowered graph on fake tensors of other sizes; returns each node's value.
 
     Args:
         graph: From `graph.sizes.with_sizes_as_inputs`.

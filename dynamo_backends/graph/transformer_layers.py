@@ -1,4 +1,4 @@
-"""Taking apart the operators that torch's transformer modules call in evaluation mode.
+"""Decomposes the operators of torch's transformer modules in evaluation mode.
 
 `torch.nn.TransformerEncoderLayer` and `torch.nn.MultiheadAttention` call one operator each where no
 gradients are needed. torch has no rules for them.
@@ -27,7 +27,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`aten._native_multi_head_attention` on a CPU in simpler operators.
+    """Decomposes `aten._native_multi_head_attention`, for inference on a CPU.
 
     Args:
         query: `[batch, length, embed_dim]`.
@@ -102,7 +102,7 @@ def encoder_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """`aten._transformer_encoder_layer_fwd` on a CPU in simpler operators.
+    """Decomposes `aten._transformer_encoder_layer_fwd`, for inference on a CPU.
 
     Args:
         src: `[batch, length, embed_dim]`.

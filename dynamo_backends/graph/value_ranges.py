@@ -1,4 +1,4 @@
-"""Ranges of the integers in tensors, as far as a graph shows them without its inputs' values.
+"""Infers ranges of the integers in tensors from the graph alone.
 
 Positions from `arange`, `argmax`, `topk`, comparisons and arithmetic on them are known to lie
 within a tensor. Bounds are integers or expressions over the symbols of sizes.
@@ -25,7 +25,7 @@ _LARGE = 1 << 22  # elements of constants whose values are looked at
 
 
 def as_bound(size: Any) -> Bound:
-    """A size, or a number, as a bound; None: it is neither an integer nor symbolic."""
+    """Converts a size or number to an int or expression; None if it is neither."""
     if isinstance(size, torch.SymInt):
         expression = sympy.sympify(size.node.expr)
         return int(expression) if expression.is_Integer else expression
@@ -33,14 +33,14 @@ def as_bound(size: Any) -> Bound:
 
 
 def at_most(a: Bound, b: Bound) -> bool:
-    """Whether one bound is never above another."""
+    """Returns whether one bound is at most another for all values of the symbols."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return bool(sympy.expand(b - a).is_nonnegative)
 
 
 class ValueRanges:
-    """What is known of the integers in a graph's tensors.
+    """Infers, on demand, ranges of the integers in a graph's tensors.
 
     Args:
         known: Ranges of some nodes; all others follow from them.
@@ -50,11 +50,11 @@ class ValueRanges:
         self._known: dict[fx.Node, Range | None] = dict(known or {})
 
     def narrow(self, node: fx.Node, found: Range) -> None:
-        """Notes that a node's values were checked."""
+        """Sets the range of a node's values, once they were checked."""
         self._known[node] = found
 
     def of(self, node: Any) -> Range | None:
-        """The range of a node's values, or of a number; None: nothing is known."""
+        """Infers the range of a node's values or of a number; None if unknown."""
         if not isinstance(node, fx.Node):
             bound = as_bound(node)
             return None if bound is None else (bound, bound)
@@ -102,7 +102,7 @@ class ValueRanges:
 
 
 def range_of_constant(value: Tensor) -> Range | None:
-    """The range of a tensor's values; None: it has no integers, or too many."""
+    """Returns the (least, largest) value of an integer CPU tensor; None if it is too large."""
     if value.dtype.is_floating_point or value.dtype.is_complex or value.device.type != "cpu":
         return None
     if not 0 < value.numel() <= _LARGE:

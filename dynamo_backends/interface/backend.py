@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Availability:
-    """The answer to whether a backend can run here, with the reason and the remedy.
+    """Whether a backend can run here, with the reason and a command that fixes it.
 
     Attributes:
         usable: Whether the backend can run here.
@@ -95,7 +95,7 @@ class Backend(ABC):
         raise NotImplementedError(f"{self.name} has neither `supports` nor `plan`")
 
     def plan(self, graph: "Graph", options: Any) -> "Plan":
-        """Decides about every call of a graph: native, decomposed, or left to eager.
+        """Decides for each call of a graph: backend, decompose first, or eager.
 
         Asks `supports` about each, unless a backend decides about several together.
 
@@ -110,7 +110,7 @@ class Backend(ABC):
 
     @abstractmethod
     def compile(self, graph: "Graph", options: Any) -> Executable:
-        """Compiles a graph with static shapes, of calls that `plan` takes.
+        """Compiles a static-shape graph whose calls `plan` accepted into an `Executable`.
 
         Raises:
             LoweringError: One node cannot be lowered after all; it will run in eager.
@@ -118,31 +118,31 @@ class Backend(ABC):
         """
 
     def lacks(self) -> Availability | None:
-        """Returns an `Availability` that names the missing `packages`; None if none is missing."""
+        """Returns an unusable `Availability` that names missing packages; None if none is."""
         from dynamo_backends.interface.packages import missing
 
         reason = missing(self.packages)
         return Availability(False, reason, self.install) if reason else None
 
     def versions(self) -> dict[str, str]:
-        """Returns the installed packages that compiled code depends on, with versions."""
+        """Returns installed package names and versions that compiled code depends on."""
         from dynamo_backends.interface.packages import versions
 
         return versions((*self.packages.values(), *self.optional_packages))
 
     def keeps(self, options: Any) -> Collection["OpOverload"]:
-        """Returns the composite operators that the backend takes whole instead of decomposed."""
+        """Returns composite operators that must reach the backend undecomposed."""
         return ()
 
     def decomposes(self, options: Any) -> Collection["OpOverload"]:
-        """Returns the operators that are decomposed inside of calls that `plan` decomposes.
+        """Returns extra operators to decompose within calls that `plan` decomposes.
 
         Besides the operators that are not core ATen and not kept, which are so anyway.
         """
         return ()
 
     def prepare(self, graph: "Graph", options: Any) -> None:  # noqa: B027 - has a default
-        """Checks, once per captured graph, that it can be compiled for the tensors' devices.
+        """Raises an error if a captured graph cannot be compiled for its tensors' devices.
 
         Raises:
             DynamoBackendsError: It cannot, and the user has to change something.

@@ -1,4 +1,4 @@
-"""Records what Dynamo captures during the watched calls of this thread."""
+"""Counts graphs that Dynamo captures or reuses during watched calls of this thread."""
 
 import threading
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Captures:
-    """The graphs that Dynamo captured, compiled or reused during one call.
+    """Counts of graphs that Dynamo captured, and of frames it reused, in one call.
 
     Attributes:
         graphs: Graphs that it handed to backends of this package.
@@ -28,18 +28,18 @@ thread = _Thread()
 
 
 def note_graph() -> None:
-    """Notes that a backend is given a graph."""
+    """Counts a graph that Dynamo passed to a backend of this package."""
     for call in thread.calls:
         call.graphs += 1
 
 
 def note_graph_without_operators() -> None:
-    """Notes that the last of these graphs has no operator."""
+    """Counts the last captured graph as one without operators."""
     for call in thread.calls:
         call.without_operators += 1
 
 
 def note_reuse() -> None:
-    """Notes that Dynamo runs code that it had compiled before."""
+    """Counts a frame for which Dynamo reused compiled code."""
     for call in thread.calls:
         call.reused += 1

@@ -1,4 +1,4 @@
-"""Compiler objects: a backend with options set, as `torch.compile(backend=...)` takes it."""
+"""Defines compiler objects: a backend with options, for `torch.compile(backend=...)`."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -48,12 +48,12 @@ class Compiler:
         return _compiler_of, (self.name, self._given)
 
     def options(self, given: Mapping[str, Any] | None = None) -> Options:
-        """Returns the validated options, those given to `torch.compile` taking precedence."""
+        """Returns validated options; those given to `torch.compile` take precedence."""
         backend = get_backend(self.name)
         return backend.Options.parse({**self._given, **(given or {})}, self.name)
 
     def refuses_eager(self, given: Mapping[str, Any] | None = None) -> bool:
-        """Returns whether `fallback="error"` is set here or in options given to `torch.compile`."""
+        """Returns whether `fallback="error"` is set, here or in `torch.compile(options=)`."""
         return {**self._given, **(given or {})}.get("fallback") == "error"
 
     def __call__(
@@ -103,7 +103,7 @@ _compilers: dict[tuple[Any, ...], Compiler] = {}
 
 
 def compiler(name: str, /, **options: Any) -> Compiler:
-    """Returns the compiler object of a backend with options; equal options give one object.
+    """Returns the one `Compiler` for a backend and options, so Dynamo reuses its cache.
 
     Examples:
         >>> torch.compile(model, backend=compiler("openxla", verify="always"))

@@ -1,4 +1,4 @@
-"""Counts what this process compiles and runs, and adds up the seconds of each stage."""
+"""Counts compilations and eager calls of this process, and times compilation stages."""
 
 import contextlib
 import time
@@ -14,10 +14,10 @@ _lock = fork_safe_lock()
 
 
 class Counted:
-    """Base of dataclasses of numbers: counters of a process, which only grow."""
+    """Base class of dataclasses of numeric counters, thread-safe to increase."""
 
     def add(self, **more: float) -> None:
-        """Adds to counts, from any thread."""
+        """Increases counters by the given amounts; thread-safe."""
         with _lock:
             for name, value in more.items():
                 setattr(self, name, getattr(self, name) + value)
@@ -69,12 +69,12 @@ _kept: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
 def keep_count_of(executable: Any) -> None:
-    """Counts an executable for as long as it is kept."""
+    """Counts an executable as live until it is garbage-collected."""
     _kept[id(executable)] = executable
 
 
 def kept() -> int:
-    """Returns how many executables are kept in memory."""
+    """Returns the number of executables that are alive in this process."""
     return len(_kept)
 
 
@@ -97,7 +97,7 @@ STAGES = (
 
 
 class StageClock:
-    """Adds up the seconds of stages; the time of a nested stage counts for that stage alone.
+    """Sums seconds by compilation stage; nested stages are subtracted from outer ones.
 
     Attributes:
         seconds: By name of the stage.
@@ -109,7 +109,7 @@ class StageClock:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Measures the time of the block as that of a stage."""
+        """Adds the block's time to a stage (context manager)."""
         start = time.perf_counter()
         self._inner.append(0.0)
         try:
@@ -120,7 +120,7 @@ class StageClock:
             self._inner[-1] += elapsed
 
     def add(self, name: str, seconds: float) -> None:
-        """Counts what was measured elsewhere."""
+        """Adds seconds that were measured elsewhere to a stage."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
 
@@ -129,7 +129,7 @@ _running: ContextVar[StageClock | None] = ContextVar("stage clock", default=None
 
 @contextlib.contextmanager
 def clocked(clock: StageClock) -> Iterator[StageClock]:
-    """Has a clock count the stages inside the block, unless another one runs already."""
+    """Makes a clock receive stage times unless one is active (context manager)."""
     running = _running.get()
     if running is not None:
         yield running
@@ -143,7 +143,7 @@ def clocked(clock: StageClock) -> Iterator[StageClock]:
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Measures the time of the block as that of a stage of the current compilation.
+    """Adds the block's time to a stage of the active clock (context manager).
 
     Args:
         name: One of `STAGES`.
@@ -157,6 +157,6 @@ def stage(name: str) -> Iterator[None]:
 
 
 def in_words(seconds: dict[str, float]) -> str:
-    """Returns stages in order with their seconds, without those of less than five milliseconds."""
+    """Formats stage times as text, such as "plan 0.12"; omits those below 5 ms."""
     known = [name for name in STAGES if seconds.get(name, 0.0) >= 0.005]
     return ", ".join(f"{name} {seconds[name]:.2f}" for name in known)

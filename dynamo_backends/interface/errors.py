@@ -1,4 +1,4 @@
-"""One exception class per kind of failure, all under `DynamoBackendsError`, and where failures end.
+"""Defines exception classes under `DynamoBackendsError`, and helpers to handle errors.
 
 Every message says what was given, what is valid, and what to do about it.
 """
@@ -36,7 +36,7 @@ class DeviceError(DynamoBackendsError):
 
 
 class RankError(DynamoBackendsError):
-    """Another process of a step on a mesh has ended, is suspended, or does something else.
+    """Another rank of a multi-process step has ended, hangs, or runs other code.
 
     The steps of this process cannot go on; what lives on the mesh is lost.
 
@@ -65,11 +65,11 @@ class LoweringError(DynamoBackendsError):
 
 
 class CompileError(DynamoBackendsError):
-    """The vendor's compiler refused a graph whose operators were all lowered."""
+    """A graph could not be compiled although each of its operators is supported."""
 
 
 class NotPaddedError(DynamoBackendsError):
-    """A graph cannot be compiled for padded inputs.
+    """A graph cannot be compiled for inputs padded to larger sizes.
 
     Attributes:
         reason: Why, in words for the user.
@@ -82,11 +82,11 @@ class NotPaddedError(DynamoBackendsError):
 
 
 class TrialNeededError(DynamoBackendsError):
-    """A call has to be tried before it is decided on, and this thread is to make no trials."""
+    """Operator support needs a trial compilation, which this thread must not run."""
 
 
 class SaveError(DynamoBackendsError):
-    """A compiled graph cannot be saved to a file, or loaded from one of another version."""
+    """A compiled graph cannot be saved, or its file has an incompatible version."""
 
 
 class PackageError(DynamoBackendsError):
@@ -106,36 +106,36 @@ class StepCaptureError(DynamoBackendsError):
 
 
 class StepOperatorError(StepCaptureError):
-    """A backend cannot compile the whole graph of a training step, but maybe parts of it."""
+    """A backend cannot compile a training step as one graph, but maybe in parts."""
 
 
 class StepDeviceError(StepCaptureError, DeviceError):
-    """A training step has tensors on a device for which no whole steps are compiled."""
+    """A training step uses tensors on a device for which steps are not compiled."""
 
 
 class DoubleBackwardError(DynamoBackendsError, RuntimeError):
-    """Gradients of gradients were asked of a compiled graph."""
+    """Second-order gradients were requested of a compiled graph."""
 
 
 class NormalFormError(DynamoBackendsError):
-    """A graph lacks a property that it should have (see `dynamo_backends.graph.check`)."""
+    """A graph violates an invariant of normal form (see `dynamo_backends.graph.check`)."""
 
 
 class DecisionError(DynamoBackendsError):
-    """A decision of autotune does not exist, or a file does not contain decisions."""
+    """An autotune decision does not exist, or a decision file is invalid."""
 
 
 class ModelError(DynamoBackendsError):
-    """The command line cannot build the model that it was given."""
+    """The command line cannot construct the model that the user named."""
 
 
 class ForkedProcessError(DynamoBackendsError):
-    """A forked child uses a runtime that was started before the fork."""
+    """A forked child uses a vendor runtime that its parent started."""
 
 
 @contextlib.contextmanager
 def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> Iterator[None]:
-    """Raises a `CompileError` for any other error inside the block.
+    """Converts other exceptions in the block to `CompileError` (context manager).
 
     Args:
         said: What cannot be done, the beginning of its text.
@@ -151,7 +151,7 @@ def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> 
 
 @contextlib.contextmanager
 def as_model_error(said: str, file: str = "") -> Iterator[None]:
-    """Raises a `ModelError`, with the line, for errors that the user's code raises in the block.
+    """Converts exceptions of user code to `ModelError` with its line (context manager).
 
     Args:
         said: What cannot be done, the beginning of its text.
@@ -178,25 +178,25 @@ _STANDARD_LIBRARY = str(Path(contextlib.__file__).parent)
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
-    """Returns a question that names the nearest known name; empty if none is near."""
+    """Returns " Did you mean ...?" with the closest known names; empty if none is close."""
     near = difflib.get_close_matches(name, list(known), most)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def brief_error(error: BaseException) -> str:
-    """Returns an exception in one line; for Dynamo's "backend failed", what the backend raised."""
+    """Formats an exception as "Class: message" in one line, unwrapping Dynamo's error."""
     inner = getattr(error, "inner_exception", None) or error
     notes = "".join(f", {note}" for note in getattr(inner, "__notes__", ()))
     return f"{type(inner).__name__}: {' '.join(_lines(inner)[:2])}{notes}"
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of what an exception says; its class if it says nothing."""
+    """Returns the first line of an exception's message; its class name if empty."""
     return lines_of(error)[0][:200]
 
 
 def lines_of(error: BaseException) -> list[str]:
-    """Returns what an exception says, without empty lines; its class if that is nothing."""
+    """Returns the non-empty lines of an exception's message; its class name if none."""
     return _lines(error) or [type(error).__name__]
 
 
@@ -205,7 +205,7 @@ def _lines(error: BaseException) -> list[str]:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns what an exception says, without the contents of tensors in it.
+    """Returns an exception's message with the values of printed tensors elided.
 
     `KeyError(parameter)`, for one, is all of the parameter's values.
     """
@@ -231,7 +231,7 @@ _OURS = (LoweringError, CompileError, ForkedProcessError)  # what a vendor canno
 
 
 def checks_enabled() -> bool:
-    """Returns whether the package watches itself: `DYNAMO_BACKENDS_CHECK` is set and not 0.
+    """Returns whether `DYNAMO_BACKENDS_CHECK` enables debug checks after every pass.
 
     Graphs are checked after every pass then, and unforeseen errors are raised.
     """
@@ -239,7 +239,7 @@ def checks_enabled() -> bool:
 
 
 def is_for_others(error: BaseException) -> bool:
-    """Returns whether an error is meant for the user or for Dynamo, or for tests to see."""
+    """Returns whether an error must reach the user or Dynamo instead of eager fallback."""
     if isinstance(error, private.dynamo_control_flow()) or checks_enabled():
         return True
     return isinstance(error, DynamoBackendsError) and not isinstance(error, _OURS)
@@ -247,7 +247,7 @@ def is_for_others(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def done_without(report: GraphReport | None, stage: str) -> Iterator[None]:
-    """Logs errors of the block and goes on, where results do not depend on it.
+    """Logs and suppresses errors of an optional stage (context manager).
 
     Args:
         report: Gets the reason; None: only a log line says it.

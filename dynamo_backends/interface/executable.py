@@ -1,4 +1,4 @@
-"""Defines what backends return: executables of graphs, and programs of training steps."""
+"""Defines what backends return: `Executable` for graphs, `StepProgram` for steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,16 +13,16 @@ Bound = Callable[[list["Tensor"]], list["Tensor"]]
 
 
 class Parts(Protocol):
-    """A store of the parts of compiled blocks (see `Executable.dump`)."""
+    """Stores serialized executables: named byte strings by cache key."""
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
-        """Returns the parts stored under a key; None if there are none."""
+        """Returns the byte strings stored under a key; None if there are none."""
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> object:
-        """Stores parts under a key."""
+        """Stores byte strings under a key."""
 
     def drop(self, key: str) -> None:
-        """Removes the parts stored under a key."""
+        """Removes the entry of a key."""
 
 
 class Executable(ABC):
@@ -43,7 +43,7 @@ class Executable(ABC):
 
     @abstractmethod
     def bind(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]]:
-        """Binds weights, which it may prepare.
+        """Prepares weights; returns a function of activations, and which were copied.
 
         Args:
             weights: The tensors of `Graph.weights`, in order.
@@ -55,39 +55,39 @@ class Executable(ABC):
         """
 
     def bind_live(self, weights: Sequence["Tensor"]) -> tuple[Bound, Collection[int]] | None:
-        """Like `bind`, but for weights that keep changing: prepares nothing that takes long.
+        """Binds weights that change often, without slow preparation; None if unsupported.
 
         `binding` decides on it. By default there is no such form (None), and `bind` is called.
         """
         return None
 
     def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
-        """Sets the report of the graph, for what is known only when the executable is called."""
+        """Sets the `GraphReport` to which calls add what only they can tell."""
 
     def rest(self) -> None:  # noqa: B027 - has a default
-        """Frees memory that the executable keeps between calls, before something else needs much.
+        """Frees memory that is held between calls; other threads may be calling.
 
         Calls of other threads may be running.
         """
 
     def dump(self) -> dict[str, bytes] | None:
-        """Returns what `SavesExecutables.load` needs in another process; None: cannot be saved."""
+        """Serializes to bytes for `SavesExecutables.load`; None if it cannot be saved."""
         return None
 
 
 class StepComparison(Protocol):
-    """Chooses which of several programs of a step runs next, until the fastest is known."""
+    """Alternates between programs of a step until the fastest is known."""
 
     @property
     def turn(self) -> int | None:
-        """Returns the index of the program that runs the next step; None for eager."""
+        """The index of the program that runs the next step; None stands for eager."""
 
     def note(self, turn: int | None, seconds: float) -> None:
-        """Notes how long the last step took, and which program ran it."""
+        """Records the seconds of the last step, and which program ran it."""
 
 
 class StepProgram(ABC):
-    """A compiled graph of the kind "step".
+    """A compiled training step: it updates its inputs in place when called.
 
     Attributes:
         launches: How many steps it has launched. Copying results to where they belong does not
@@ -115,15 +115,15 @@ class StepProgram(ABC):
 
     @abstractmethod
     def outputs(self, taken: list[Any]) -> list["Tensor"]:
-        """Returns the graph's other outputs; may be called again.
+        """Returns outputs that are not in-place updates; may be called repeatedly.
 
         Args:
             taken: As `__call__` left it.
         """
 
     def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
-        """Sets the report of the graph, to which a program that learns later may add."""
+        """Sets the `GraphReport` to which later calls may add."""
 
     def dump(self) -> dict[str, bytes] | None:
-        """Returns what has to be on disk to load it in another process; None if it cannot be."""
+        """Serializes to bytes for `SavesSteps.load_step`; None if it cannot be saved."""
         return None

@@ -1,4 +1,4 @@
-"""Refuses the use of vendors' runtimes in forked children, where their threads are missing."""
+"""Raises an error where a forked child uses a runtime that its parent started."""
 
 import os
 
@@ -6,7 +6,7 @@ from dynamo_backends.interface.errors import ForkedProcessError
 
 
 def check_process(pid: int, vendor: str) -> None:
-    """Raises `ForkedProcessError` in another process than `pid`, where a vendor was started."""
+    """Raises `ForkedProcessError` if this process is not `pid`."""
     if os.getpid() != pid:
         raise ForkedProcessError(
             f"{vendor} was started before os.fork(), and its threads do not survive a fork. "

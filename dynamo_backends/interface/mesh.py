@@ -10,7 +10,7 @@ Placement = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Mesh:
-    """A grid of devices with named dimensions.
+    """A grid of devices with named dimensions, like torch's `DeviceMesh`.
 
     Attributes:
         names: Names of its dimensions.
@@ -33,29 +33,29 @@ class Mesh:
 
     @property
     def replicated(self) -> Placement:
-        """Returns the placement of a tensor that every device has whole."""
+        """The placement of a tensor that is replicated on all devices."""
         return (None,) * len(self.sizes)
 
     def parts(self, placement: Placement, dim: int) -> int:
-        """Returns the number of parts into which a dimension of a tensor is split."""
+        """Returns the number of shards along one tensor dimension."""
         return math.prod(n for n, d in zip(self.sizes, placement, strict=True) if d == dim)
 
     def shard_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape of one device's part; each dimension that is split divides evenly."""
+        """Returns one device's shard shape from a tensor's global shape."""
         return tuple(n // self.parts(placement, d) for d, n in enumerate(shape))
 
     def whole_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape of a tensor of which one device has a part of the given shape."""
+        """Returns a tensor's global shape from one device's shard shape."""
         return tuple(n * self.parts(placement, d) for d, n in enumerate(shape))
 
     def fits(self, placement: Placement, shape: Sequence[int]) -> bool:
-        """Returns whether a tensor has the dimensions that are split, and each divides evenly."""
+        """Returns whether all sharded dimensions exist and are evenly divisible."""
         dims = len(shape)
         named = all(d is None or -dims <= d < dims for d in placement)
         return named and not any(n % self.parts(placement, d) for d, n in enumerate(shape))
 
     def describe(self, placement: Placement) -> str:
-        """Returns a placement in words, such as "Shard(0) over data" or "Replicate"."""
+        """Formats a placement as text, such as "Shard(0) over data" or "Replicate"."""
         over: dict[int, list[str]] = {}
         for name, dim in zip(self.names, placement, strict=True):
             if dim is not None:
@@ -70,7 +70,7 @@ class Mesh:
 
 @dataclass(frozen=True)
 class Placed:
-    """The placement of a graph's input on a mesh.
+    """The name of a graph input and its placement on a mesh.
 
     Attributes:
         name: As users write it.
@@ -83,7 +83,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class MeshLayout:
-    """The placements of the inputs and outputs of a step's graph on a mesh.
+    """The placements of all inputs and outputs of a step's graph on a mesh.
 
     Attributes:
         inputs: One per input.
@@ -98,7 +98,7 @@ class MeshLayout:
 
 @dataclass(frozen=True)
 class PlacedParameter:
-    """The placement of a step's parameter on a mesh.
+    """A parameter with its placement, and the bytes that one device holds of it.
 
     Attributes:
         name: As in the user's code: "model.fc.weight".
@@ -115,7 +115,7 @@ class PlacedParameter:
 
 @dataclass(frozen=True)
 class Collective:
-    """The collectives of one kind in a program: their number and bytes.
+    """The count and bytes of one kind of collective in a compiled program.
 
     Attributes:
         kind: XLA's name, such as "all-reduce".
@@ -130,7 +130,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class MeshReport:
-    """The report of a step that is spread over a mesh.
+    """Report of a step on a mesh: placements, collectives and memory per device.
 
     Attributes:
         mesh: Names and sizes of its dimensions, such as "data=4, model=2".
@@ -167,7 +167,7 @@ class MeshReport:
 
 
 def size_text(count: int) -> str:
-    """Returns a number of bytes in words: "512 B", "1.5 KiB"."""
+    """Formats a number of bytes: "512 B", "1.5 KiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

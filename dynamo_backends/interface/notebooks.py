@@ -1,4 +1,4 @@
-"""Shows reports and decisions in notebooks, as tables in the page's own colours."""
+"""Renders reports and autotune decisions as HTML tables for notebooks."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ _MOST_LINES = 8
 
 
 def table_html(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Returns a table.
+    """Returns an HTML table with a title; cell texts are escaped.
 
     Args:
         title: Above it.
@@ -23,7 +23,7 @@ def table_html(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] 
 
 
 def fields_html(title: str, values: Mapping[str, Any]) -> str:
-    """Returns a table of what is not empty: names, and values, with a line for each of several.
+    """Returns an HTML table of the non-empty values by name.
 
     Args:
         title: Above it.
@@ -33,7 +33,7 @@ def fields_html(title: str, values: Mapping[str, Any]) -> str:
 
 
 def candidates_html(rows: Sequence[Any]) -> str:
-    """Returns a table of autotune's candidates (`CandidateReport`); empty if there are none."""
+    """Returns an HTML table of autotune candidates; empty if there are none."""
     if not rows:
         return ""
     header = ("candidate", "compile s", "ms", "× eager", "why not")

@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 def check_names(names: Sequence[str], option: str, backend: str) -> None:
-    """Raises an error for a name that is not one of an operator.
+    """Raises `OptionError` for a name that is not an operator's.
 
     Args:
         names: As the user wrote them.
@@ -41,7 +41,7 @@ def check_names(names: Sequence[str], option: str, backend: str) -> None:
 
 
 def is_named(node: fx.Node, names: Collection[str]) -> bool:
-    """Returns whether a call is one of the named operators, or was decomposed from one."""
+    """Returns whether a call is of a named operator, or was decomposed from one."""
     return bool(names) and not _names(node).isdisjoint(_expanded(tuple(names)))
 
 

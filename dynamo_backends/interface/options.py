@@ -1,4 +1,4 @@
-"""Defines the options of all backends: typed, documented and checked."""
+"""Defines options common to all backends, and parses and checks them."""
 
 import dataclasses
 import math
@@ -78,7 +78,7 @@ class Options:
             object.__setattr__(self, "verify", "first" if self.verify else "off")
 
     def refuse_beside(self, who: str) -> None:
-        """Raises an error if graphs are to be compiled in the background.
+        """Raises `OptionError` if `while_compiling="eager"` is set.
 
         Args:
             who: Name of what cannot compile in the background, for the text of the error.
@@ -94,29 +94,29 @@ class Options:
 
     @property
     def is_beside(self) -> bool:
-        """Returns whether graphs are compiled in the background, while calls run in eager."""
+        """Whether `while_compiling="eager"` compiles graphs in the background."""
         return self.while_compiling == "eager"
 
     @property
     def is_reduced(self) -> bool:
-        """Returns whether the user allowed results that are less precise than their dtypes."""
+        """Whether the option `precision` allows less precision than the dtypes have."""
         return getattr(self, "precision", "float32") not in ("float32", "fp32")
 
     @property
     def verifies_whole_graph(self) -> bool:
-        """Returns whether verification compares whole captured graphs, not each block."""
+        """Whether verification compares whole captured graphs instead of blocks."""
         return False
 
     @property
     def numbers_with_tensors(self) -> bool:
-        """Returns whether a step's numbers are on its tensors' device, not on the host.
+        """Whether a step's scalars, such as learning rates, are kept on the device.
 
         Numbers are learning rates and floats among the arguments; they are passed at each call.
         """
         return False
 
     def refuse_uncaptured(self, who: str) -> None:
-        """Raises an error for graphs that Dynamo did not capture, if the options need its captures.
+        """Raises `OptionError` if these options need graphs captured by Dynamo.
 
         Args:
             who: Name of what compiles such graphs (steps, packages), for the text of the error.
@@ -137,7 +137,7 @@ class Options:
         """
 
     def wrapped(self, executable: "Executable", graph: "Graph", backend: str) -> "Executable":
-        """Returns the executable, wrapped if these options need something around it.
+        """Returns an executable, wrapped where options such as `cudagraphs` require it.
 
         Args:
             executable: Compiled from the graph.
@@ -148,7 +148,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], backend: str) -> Self:
-        """Returns options from the dict that is passed to `torch.compile(options=...)`.
+        """Creates options from `torch.compile(options=...)`; raises `OptionError` if wrong.
 
         Args:
             given: Option names and values.
@@ -180,7 +180,7 @@ class Options:
         return options
 
     def validate(self, backend: str) -> None:
-        """Raises an error for values beyond limits and for invalid combinations.
+        """Raises `OptionError` for values out of limits and invalid combinations.
 
         Raises:
             OptionError: A value is out of range.

@@ -12,7 +12,7 @@ _FOLDER = re.compile(r"([^-]+)(-.*)?\.(dist|egg)-info")
 
 
 def is_there(module: str) -> bool:
-    """Returns whether a module is installed."""
+    """Returns whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # the package around it is not there, or it has no spec
@@ -20,7 +20,7 @@ def is_there(module: str) -> bool:
 
 
 def missing(packages: Mapping[str, str]) -> str:
-    """Returns which packages are not installed, as a sentence; empty if all are.
+    """Describes missing packages, as "a and b are not installed"; empty if none.
 
     Args:
         packages: Modules, each with the package that has it.
@@ -31,7 +31,7 @@ def missing(packages: Mapping[str, str]) -> str:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Returns the named packages that are installed, with their versions.
+    """Returns versions of the named packages that are installed; accepts "name-*".
 
     Args:
         names: As on the index; "nvfuser-*" stands for all packages whose names begin so.

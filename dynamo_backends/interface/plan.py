@@ -1,4 +1,4 @@
-"""Defines plans: the decision for each call of a graph before anything is compiled."""
+"""Defines plans: for each call of a graph whether it runs on the backend or in eager."""
 
 import logging
 import operator
@@ -21,7 +21,7 @@ NOT_ATEN = "it is not an ATen operator"
 
 @dataclass(frozen=True)
 class Support:
-    """The answer to whether a backend takes one ATen call; a "no" has its reason.
+    """Whether a backend accepts one ATen call, and if not, why.
 
     Attributes:
         yes: Whether the backend takes the call.
@@ -43,7 +43,7 @@ SUPPORTED = Support(True)
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision for each call of a graph: eager, decomposed, or (if not named) native.
+    """Names calls that run in eager or are decomposed; all others go to the backend.
 
     What picks one of several results of a call goes with the call.
 
@@ -57,7 +57,7 @@ class Plan:
 
 
 def plan_each(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) -> Plan:
-    """Makes a plan from answers about single calls; a call for which asking fails runs in eager.
+    """Makes a plan by asking about each call; calls whose query raises run in eager.
 
     Args:
         graph: The graph.
@@ -85,7 +85,7 @@ def plan_each(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) ->
 
 
 def why_unanswered(error: Exception, who: str) -> str:
-    """Returns why calls are left to eager: asking a backend about them failed.
+    """Describes a failed support query as a reason; reraises errors for the user.
 
     Args:
         error: What it raised.

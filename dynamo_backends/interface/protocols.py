@@ -1,4 +1,4 @@
-"""Defines what a backend may do besides compiling graphs, as protocols for `isinstance`.
+"""Defines optional backend capabilities as protocols for `isinstance`.
 
 A backend has one of these by having its methods. Most backends have `SavesExecutables` alone.
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class SavesExecutables(Protocol):
-    """A backend whose executables can be stored in the disk cache and in packages."""
+    """A backend whose executables can be saved in the disk cache and in packages."""
 
     def cache_key(self, options: Any) -> str | None:
-        """Returns versions and features that compiled code depends on; None: it is not cached."""
+        """Returns a text of all that compiled code depends on; None disables the cache."""
 
     def load(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> Executable:
-        """Recreates an executable from `Executable.dump`.
+        """Loads an executable from the bytes of `Executable.dump`.
 
         Args:
             parts: What was dumped.
@@ -39,14 +39,14 @@ class SavesExecutables(Protocol):
 
 @runtime_checkable
 class CompilesSteps(Protocol):
-    """A backend that compiles whole training steps in its own way (see `compile_step`).
+    """A backend that compiles a whole training step into one `StepProgram`.
 
     For other backends what a step updates is computed by an executable (see `Backend.compile`) and
     copied to where it belongs.
     """
 
     def compile_step(self, graph: "Graph", options: Any) -> StepProgram | None:
-        """Compiles a whole training step, all of whose calls are native or decomposed.
+        """Compiles a training step; None if this device is not supported.
 
         Returns:
             A program that writes over its inputs; None: not on this device.
@@ -62,7 +62,7 @@ class SavesSteps(Protocol):
     """A backend whose compiled training steps can be stored."""
 
     def load_step(self, parts: Mapping[str, bytes], graph: "Graph", options: Any) -> StepProgram:
-        """Recreates a compiled step from `StepProgram.dump`.
+        """Loads a compiled step from the bytes of `StepProgram.dump`.
 
         Raises:
             CompileError: The parts are damaged or from another version; they will be dropped.
@@ -74,17 +74,17 @@ class MeshTarget(Protocol):
 
     @property
     def name(self) -> str:
-        """Returns the name that tensors on the mesh have as their device."""
+        """The device name of tensors on the mesh."""
 
     def place(self, tensor: "Tensor", placement: Placement) -> None:
-        """Moves a tensor to the mesh in place; does nothing if it is there.
+        """Moves a tensor to the mesh in place with a placement.
 
         Raises:
             DeviceError: torch cannot exchange it.
         """
 
     def compile_step(self, graph: "Graph", layout: MeshLayout) -> StepProgram:
-        """Compiles a whole training step for all devices as one program.
+        """Compiles a training step as one SPMD program for all devices.
 
         Raises:
             LoweringError: One node cannot be lowered after all.
@@ -97,7 +97,7 @@ class SpansMesh(Protocol):
     """A backend whose programs run on several devices."""
 
     def on_mesh(self, options: Any, mesh: Mesh) -> MeshTarget:
-        """Returns the devices over which a training step can be spread (see `compile_step`).
+        """Returns the devices of a mesh as a target for compiled training steps.
 
         Args:
             options: An instance of `Backend.Options`.
@@ -111,7 +111,7 @@ class SpansMesh(Protocol):
     def placements(
         self, graph: "Graph", names: Sequence[str], options: Any
     ) -> Sequence[Placed | None]:
-        """Returns the placements of a graph's inputs on the options' mesh; empty without a mesh.
+        """Returns placements of a graph's inputs on the options' mesh; empty without one.
 
         Args:
             graph: In normal form, perhaps with symbolic shapes.
@@ -123,7 +123,7 @@ class SpansMesh(Protocol):
         """
 
     def single_process_options(self, options: Any) -> Any:
-        """Returns options for what this process runs without the others of its job.
+        """Returns options for a graph that this process runs without other ranks.
 
         Args:
             options: An instance of `Backend.Options`.
@@ -132,10 +132,10 @@ class SpansMesh(Protocol):
 
 @runtime_checkable
 class OwnsDevice(Protocol):
-    """A backend with devices of its own, which torch does not know."""
+    """A backend with devices of its own that torch does not know."""
 
     def options_for_device(self, options: Any, device: str) -> Any:
-        """Returns the options for a graph some of whose inputs live on such a device.
+        """Returns options adapted to a graph with inputs on one of these devices.
 
         For other backends the contents come to the host.
 
@@ -145,7 +145,7 @@ class OwnsDevice(Protocol):
         """
 
     def resident_device(self, options: Any) -> str | None:
-        """Returns the device on which results stay; None: they are ordinary tensors."""
+        """Returns the device where results remain; None if results are ordinary tensors."""
 
 
 NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
@@ -154,7 +154,7 @@ NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass(frozen=True)
 class Buckets:
-    """The rule by which a backend rounds sizes up when it pads inputs.
+    """How a backend rounds dynamic sizes up to bounds when it pads inputs.
 
     Attributes:
         growth: The ratio of a bound to the one before it, about; 1: there are those of `named`
@@ -174,7 +174,7 @@ class PadsShapes(Protocol):
     """A backend whose executables take inputs smaller than those they were compiled for."""
 
     def buckets(self, options: Any) -> Buckets | None:
-        """Returns the rule for rounding up where `compile` takes graphs whose sizes are bounds.
+        """Returns the rounding rule; None compiles each set of concrete shapes.
 
         Such a graph's sizes know where they come from (see `graph.sizes`). Its executable takes
         inputs of all sizes up to the bounds, or `compile` raises `NotPaddedError`.
@@ -192,7 +192,7 @@ class UpdatesInputs(Protocol):
     """A backend whose executables can write over their inputs."""
 
     def donates(self, graph: "Graph", options: Any) -> bool:
-        """Returns whether `compile` uses `Input.updated_by` to write new contents over old ones.
+        """Returns whether `compile` writes updated inputs in place (`Input.updated_by`).
 
         A bound function returns the input itself then, in the place of its new contents. For other
         backends the pipeline copies results to inputs, or the rows that change.
@@ -205,12 +205,12 @@ class UpdatesInputs(Protocol):
 
 @runtime_checkable
 class CompilesCapturedGraphs(Protocol):
-    """A backend that takes graphs as Dynamo captured them, without the pipeline."""
+    """A backend that can compile Dynamo's torch-level graphs itself."""
 
     def compile_captured_graph(
         self, captured: "fx.GraphModule", example_inputs: Sequence[Any], options: Any, number: int
     ) -> Callable[..., Any] | None:
-        """Compiles what Dynamo captured; None: leaves it to the pipeline.
+        """Compiles Dynamo's graph; None passes it to the usual pipeline.
 
         Args:
             captured: Dynamo's torch-level graph.
@@ -222,10 +222,10 @@ class CompilesCapturedGraphs(Protocol):
 
 @runtime_checkable
 class Prefetches(Protocol):
-    """A backend that can begin a part of its work while a graph is traced."""
+    """A backend that can start slow initialization while a graph is traced."""
 
     def prefetch(self, inputs: Sequence[Any], options: Any) -> None:
-        """Begins slow initialization while the graph is traced.
+        """Starts slow initialization in the background while the graph is traced.
 
         Args:
             inputs: Inputs of the captured graph, real tensors; weights among them.
@@ -234,40 +234,40 @@ class Prefetches(Protocol):
 
 
 def cache_key(backend: object, options: Any) -> str | None:
-    """See `SavesExecutables.cache_key`; None for backends whose executables are not saved."""
+    """Returns `SavesExecutables.cache_key`; None for backends that save nothing."""
     return backend.cache_key(options) if isinstance(backend, SavesExecutables) else None
 
 
 def load_executable(
     backend: object, parts: Mapping[str, bytes], graph: "Graph", options: Any
 ) -> Executable:
-    """See `SavesExecutables.load`."""
+    """Loads an executable with `SavesExecutables.load`."""
     assert isinstance(backend, SavesExecutables), backend
     return backend.load(parts, graph, options)
 
 
 def resident_device(backend: object, options: Any) -> str | None:
-    """See `OwnsDevice.resident_device`; None for backends that own no device."""
+    """Returns `OwnsDevice.resident_device`; None for backends without own devices."""
     return backend.resident_device(options) if isinstance(backend, OwnsDevice) else None
 
 
 def buckets(backend: object, options: Any) -> Buckets | None:
-    """See `PadsShapes.buckets`; None for backends that do not pad."""
+    """Returns `PadsShapes.buckets`; None for backends that do not pad."""
     return backend.buckets(options) if isinstance(backend, PadsShapes) else None
 
 
 def options_for_device(backend: object, options: Any, device: str) -> Any:
-    """See `OwnsDevice.options_for_device`; the same options for backends that own no device."""
+    """Returns `OwnsDevice.options_for_device`; else the options unchanged."""
     return (
         backend.options_for_device(options, device) if isinstance(backend, OwnsDevice) else options
     )
 
 
 def single_process_options(backend: object, options: Any) -> Any:
-    """See `SpansMesh.single_process_options`; the same options for backends that span no mesh."""
+    """Returns `SpansMesh.single_process_options`; else the options unchanged."""
     return backend.single_process_options(options) if isinstance(backend, SpansMesh) else options
 
 
 def donates(backend: object, graph: "Graph", options: Any) -> bool:
-    """See `UpdatesInputs.donates`; False for backends that write to no input."""
+    """Returns `UpdatesInputs.donates`; False for backends that update no inputs."""
     return isinstance(backend, UpdatesInputs) and backend.donates(graph, options)

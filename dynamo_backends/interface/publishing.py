@@ -1,4 +1,4 @@
-"""Passes reports to recorders and to torch's structured logs, which tlparse shows.
+"""Sends reports to `record()` and to torch's structured logs (for tlparse).
 
 | document | when |
 |---|---|
@@ -26,14 +26,14 @@ NO_OPERATORS = "There is no operator on tensors to compile."
 
 
 def publish(report: GraphReport) -> None:
-    """Publishes the report of a graph; errors of recorders and logs are logged, not raised."""
+    """Sends a graph's report to `record()` and structured logs; logs errors of these."""
     with done_without(report, "publishing a report"):
         reporting.publish(report)
     trace(report, "graph")
 
 
 def publish_uncaptured(report: GraphReport, name: str, cause: str) -> None:
-    """Warns that nothing was compiled, counts it, and publishes the report that says so.
+    """Warns, counts and reports that nothing of a function was compiled.
 
     Args:
         report: The report of a graph without operators.
@@ -47,7 +47,7 @@ def publish_uncaptured(report: GraphReport, name: str, cause: str) -> None:
 
 
 def uncaptured_error(backend: str, name: str, cause: str) -> FallbackRefusedError:
-    """Returns the error of `fallback="error"` for a call that compiled nothing."""
+    """Returns the `fallback="error"` exception for a call that compiled nothing."""
     return FallbackRefusedError(
         f"{backend}: nothing of {name} was compiled. {cause} "
         'With fallback="eager" all of it would run in eager.'
@@ -55,7 +55,7 @@ def uncaptured_error(backend: str, name: str, cause: str) -> FallbackRefusedErro
 
 
 def trace(report: GraphReport, document: Literal["graph", "sizes", "autotune"]) -> None:
-    """Adds a document to torch's structured logs, if they are on.
+    """Writes a report as an artifact to torch's structured logs, if enabled.
 
     Args:
         report: What is told of.

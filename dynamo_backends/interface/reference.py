@@ -1,4 +1,4 @@
-"""Runs eager's reference computations, with which compiled code is compared, on the host."""
+"""Marks threads that compute eager's reference results, on the host."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _thread = _Thread()
 
 @contextmanager
 def computing_reference() -> Iterator[None]:
-    """Runs operators on tensors of other devices on the host inside the block."""
+    """Runs operators on other devices' tensors on the host (context manager)."""
     _thread.depth += 1
     try:
         yield
@@ -23,5 +23,5 @@ def computing_reference() -> Iterator[None]:
 
 
 def is_reference() -> bool:
-    """Returns whether the calling thread computes a reference."""
+    """Returns whether this thread is in `computing_reference()`."""
     return _thread.depth > 0

@@ -1,4 +1,4 @@
-"""Looks up backends by name and loads them on first use; translates former names."""
+"""Looks up and loads backends by name, including legacy names."""
 
 import functools
 import importlib
@@ -48,22 +48,22 @@ _lock = fork_safe_lock()
 
 
 def list_backends() -> list[str]:
-    """Returns the names of this package's and of registered backends."""
+    """Returns all backend names, of this package and registered ones, sorted."""
     return sorted({*_OURS, *_registered})
 
 
 def is_backend(name: str) -> bool:
-    """Returns whether that is the name of a backend of this package, or of a registered one."""
+    """Returns whether a name is a backend's, of this package or registered."""
     return name in _OURS or name in _registered
 
 
 def is_found_elsewhere(backend: Backend) -> bool:
-    """Returns whether other processes find this backend by its name."""
+    """Returns whether a new process can load this backend by its name."""
     return backend.name in _OURS and get_backend(backend.name) is backend
 
 
 def third_party_backends() -> list[str]:
-    """Returns the names of other packages' backends, from their entry points."""
+    """Returns names of backends that other packages declare as entry points."""
     points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
     return sorted(
         p.name for p in points if p.name not in _OURS and not p.value.startswith("dynamo_backends.")
@@ -71,7 +71,7 @@ def third_party_backends() -> list[str]:
 
 
 def third_party_version(name: str) -> tuple[str, str] | None:
-    """Returns package and version of another package's backend; None for other backends."""
+    """Returns package name and version of a third-party backend; None for others."""
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
         if name in third_party_backends() and point.dist is not None:
             return point.dist.name, point.dist.version
@@ -99,7 +99,7 @@ def register_backend(name: str, factory: Callable[[], Backend]) -> None:
 
 @functools.cache
 def get_backend(name: str) -> Backend:
-    """Returns the backend of that name.
+    """Returns the backend of a name; raises `UnknownBackendError` with a suggestion.
 
     Raises:
         UnknownBackendError: There is none; the message names the nearest.
@@ -119,13 +119,13 @@ def get_backend(name: str) -> Backend:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Returns the installed packages behind these backends, sorted, with their versions."""
+    """Returns packages that the named backends depend on, with versions, sorted."""
     found = [item for name in names for item in get_backend(name).versions().items()]
     return dict(sorted(found))
 
 
 def load(path: str) -> Any:
-    """Imports a module if necessary and returns the object at "module:attribute"."""
+    """Imports and returns the object at "module:attribute"."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -134,7 +134,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 def availability_of(backend: Backend) -> Availability:
-    """Returns whether a backend can run here; False if its own check raises an error."""
+    """Returns a backend's availability; unavailable if its check raises."""
     try:
         return backend.availability()
     except Exception as error:
@@ -159,7 +159,7 @@ Owner = Literal["here", "torch", "nobody"]
 
 @dataclass(frozen=True)
 class OldName:
-    """A former name of a backend, its replacement, and the reason.
+    """A legacy backend name with its replacement and the reason.
 
     Attributes:
         name: What users write.
@@ -244,7 +244,7 @@ OLD_BY_NAME = {old.name: old for old in OLD_NAMES}
 
 
 def resolve(name: str) -> str | None:
-    """Returns the backend that replaces an old name; None if the name is not an old one.
+    """Returns the replacement of a legacy name, logging it; None for other names.
 
     Raises:
         UnknownBackendError: No backend of this package does; the message says what became of it.
@@ -259,7 +259,7 @@ def resolve(name: str) -> str | None:
 
 
 def explain(old: OldName) -> str:
-    """Returns a message that says what replaced a name."""
+    """Returns a sentence that says what replaced a legacy name."""
     if old.owner == "nobody":
         return f"there is no backend {old.name!r} any more: {old.why}."
     if old.owner == "torch":
@@ -269,6 +269,6 @@ def explain(old: OldName) -> str:
 
 @functools.cache
 def announce(old: OldName) -> None:
-    """Logs once what replaced an old name."""
+    """Logs once per process what replaced a legacy name."""
     if old.name != old.target:
         log.warning("%s", explain(old))

@@ -1,4 +1,4 @@
-"""Defines the reports of captured graphs, and passes them to recorders."""
+"""Defines reports of captured graphs, and collects them with `record()`."""
 
 import contextlib
 import logging
@@ -67,7 +67,7 @@ class InputReport:
 
 @dataclass(frozen=True)
 class PartReport:
-    """One part of a partitioned graph, in the order in which they run.
+    """One part of a partitioned graph: where it runs and its operators.
 
     Attributes:
         runs_on: Name of the backend, or "eager".
@@ -82,7 +82,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class Compilation:
-    """One compilation of a graph, for concrete shapes or for all that its symbols allow.
+    """One compilation of a graph, for concrete shapes or a dynamic range.
 
     Attributes:
         shapes: Data types and shapes of the inputs that differ from call to call, without what
@@ -101,7 +101,7 @@ class Compilation:
 
 @dataclass
 class Served:
-    """The number of calls of a graph with symbols that one program, or eager, served.
+    """The number of calls of a dynamic graph that one program, or eager, ran.
 
     Attributes:
         by: "ranged": a program for all sizes that the symbols allow; "padded": one for sizes up to
@@ -158,17 +158,17 @@ class CandidateReport:
 
     @property
     def chosen(self) -> bool:
-        """Returns whether this candidate runs the graph."""
+        """Whether autotune chose this candidate for the graph."""
         return not self.reason
 
     @property
     def is_faster(self) -> bool:
-        """Returns whether it was right and significantly faster than eager."""
+        """Whether it was correct and its speedup's 95% interval is above 1."""
         return self.speedup is not None and self.speedup[1] > 1
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> "CandidateReport":
-        """Returns a report from the dict that `plain` makes of it.
+        """Parses a report from a JSON dict; raises ValueError if it is none.
 
         Raises:
             ValueError: It is not the dict of a candidate.
@@ -187,7 +187,7 @@ class CandidateReport:
 
 @dataclass(frozen=True)
 class EagerEvent:
-    """An event at run time: compiled code was replaced by eager.
+    """Compiled code that eager replaced at run time, and why.
 
     Attributes:
         kind: "failed": it raised; "wrong": its results differ from eager's.
@@ -202,7 +202,7 @@ class EagerEvent:
 
 @dataclass(frozen=True)
 class PaceReport:
-    """What is known of the time that compiled code takes, beside eager's (see `Options.slow`).
+    """Times of compiled code compared with eager (see `Options.slow`).
 
     Attributes:
         region: What was measured: a block, or all blocks and eager parts of a graph together.
@@ -225,12 +225,12 @@ class PaceReport:
 
     @property
     def factor(self) -> float:
-        """How many times eager's time compiled code takes; 0 if that is not known."""
+        """The ratio of compiled to eager time; 0 if unknown."""
         return self.own_s / self.eager_s if self.eager_s else 0.0
 
     @property
     def times(self) -> str:
-        """Both times, in words."""
+        """Both times as text, such as "1.5 times eager's time (3 ms, eager 2 ms)"."""
         own, eager = self.own_s * 1e3, self.eager_s * 1e3
         factor = f"{self.factor:.0f}" if self.factor >= 10 else f"{self.factor:.2g}"
         return f"{factor} times eager's time ({own:.3g} ms, eager {eager:.3g} ms)"
@@ -355,7 +355,7 @@ class GraphReport:
     executable: Any = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns everything except the executable in types that JSON has."""
+        """Returns all fields except the executable as JSON types."""
         names = [f.name for f in fields(self) if f.name != "executable"]
         values = {name: plain(getattr(self, name)) for name in (*names, "runtime_fallbacks")}
         return {**values, "served": plain(self.traffic())}
@@ -367,27 +367,27 @@ class GraphReport:
         return fields_html(title, shown) + candidates_html(self.candidates)
 
     def traffic(self) -> tuple[Served, ...]:
-        """Returns which programs served how many calls of a graph with symbols; else empty."""
+        """Returns how many calls each program of a dynamic graph served; empty if static."""
         served: tuple[Served, ...] = getattr(self.executable, "served", self.served)
         return served
 
     def describe_as(self, other: "GraphReport") -> None:
-        """Copies the description of another report, whose program runs this graph."""
+        """Copies the partition fields from the report whose program runs this graph."""
         for name in _OF_A_PROGRAM:
             setattr(self, name, getattr(other, name))
 
     @property
     def runtime_fallbacks(self) -> list[str]:
-        """Returns the texts of `events`."""
+        """The reasons of `events`, as text."""
         return [event.reason for event in self.events]
 
     @property
     def title(self) -> str:
-        """Returns kind and capture of the graph in words."""
+        """The kind and number of the graph, as "the forward graph of capture 2"."""
         return f"the {self.kind} graph" + (f" of capture {self.capture}" if self.capture else "")
 
     def note_comparison(self, seconds: float, unverified: str) -> None:
-        """Notes that compiled code was compared with eager, or why it could not be.
+        """Records a comparison with eager, or why it was impossible.
 
         Args:
             seconds: What that took.
@@ -402,7 +402,7 @@ class GraphReport:
             self.unverified.append(unverified)
 
     def note_compilation(self, made: Compilation) -> None:
-        """Notes, counts and logs a compilation of the graph.
+        """Records, counts and logs a compilation of the graph.
 
         Args:
             made: What came of it.
@@ -423,7 +423,7 @@ class GraphReport:
         )  # fmt: skip
 
     def note_failure(self, text: str) -> None:
-        """Notes a failure that is handled, and logs it unless the graph is compiled on trial.
+        """Records a handled failure; logs a warning except in trial compilations.
 
         Args:
             text: What, and why.
@@ -433,7 +433,7 @@ class GraphReport:
             log.warning("%s: %s", self.backend, text)
 
     def log_fallbacks(self) -> None:
-        """Logs, in a line each, that the graph was reverted or what fell back.
+        """Logs why a graph was reverted, and which operators run in eager.
 
         Nothing is said of graphs that are compiled on trial (see `apart`).
         """
@@ -457,7 +457,7 @@ class GraphReport:
 
 
 def plain(value: Any) -> Any:
-    """Returns dataclasses, mappings and sequences as dicts and lists, as JSON has them."""
+    """Converts dataclasses, mappings and sequences to JSON dicts and lists."""
     if isinstance(value, GraphReport):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
@@ -475,7 +475,7 @@ _lock = fork_safe_lock()
 
 @contextlib.contextmanager
 def record() -> Iterator[list[GraphReport]]:
-    """Collects a report of each graph that is compiled inside the block, in any thread.
+    """Collects reports of graphs compiled in the block, by any thread.
 
     Examples:
         >>> with record() as reports:
@@ -502,13 +502,13 @@ _thread = _Thread()
 
 
 def is_apart() -> bool:
-    """Returns whether this thread compiles or runs on trial (see `apart`)."""
+    """Returns whether this thread is in a trial compilation (see `isolate_trial_reports`)."""
     return _thread.apart is not None
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[list[GraphReport]]:
-    """Collects the reports of this thread, and hides them from every `record()`.
+    """Hides this thread's reports from `record()`, and yields them (context manager).
 
     For graphs that are compiled on trial.
     """
@@ -520,7 +520,7 @@ def apart() -> Iterator[list[GraphReport]]:
 
 
 def publish(report: GraphReport) -> None:
-    """Passes a report to every active `record()`."""
+    """Appends a report to the lists of all active `record()` blocks."""
     if _thread.apart is not None:
         _thread.apart.append(report)
         return

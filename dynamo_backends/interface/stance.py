@@ -1,4 +1,4 @@
-"""Tells what the calling thread allows: `run()` compiles nothing, `disable()` runs in eager."""
+"""Knows whether `run()` or `disable()` is active in the calling thread."""
 
 import threading
 
@@ -13,12 +13,12 @@ thread = _Thread()
 
 
 def stance() -> str | None:
-    """Returns Dynamo's name for the thread's stance; None for the default."""
+    """Returns this thread's `torch.compiler.set_stance` name; None for the default."""
     if thread.disabled:
         return "force_eager"
     return "eager_on_recompile" if thread.quiescent else None
 
 
 def compiles_nothing() -> bool:
-    """Returns whether the calling thread is under `run()` or `disable()`."""
+    """Returns whether `run()` or `disable()` forbids compilation in this thread."""
     return stance() is not None

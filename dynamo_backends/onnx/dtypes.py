@@ -25,7 +25,7 @@ _LABEL = "dynamo_backends.call"
 
 
 def label_new(model: ir.Model, call: str) -> None:
-    """Marks the nodes that were added to a model since the last time.
+    """Labels the nodes added to a model since the last call with the FX call they lower.
 
     Args:
         model: The model.
@@ -38,7 +38,7 @@ def label_new(model: ir.Model, call: str) -> None:
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Names every node after the call that it comes from.
+    """Names each ONNX node "<FX call>/<index>", as error messages and profiles show it.
 
     Nodes that a rewriting made belong to the call whose result they compute, or else to the one
     that reads what they compute, or else to the one whose result they read.
@@ -66,5 +66,5 @@ def name_nodes(model: ir.Model) -> None:
 
 
 def call_of(name: str) -> str:
-    """The call that an ONNX node of that name comes from; "" for none in particular."""
+    """Returns the FX call's name in an ONNX node's name; "" if it belongs to none."""
     return name.rpartition("/")[0]

@@ -65,12 +65,12 @@ _FIXED_POINT = frozenset(
 
 
 def is_lowered(op: Any) -> bool:
-    """Whether an operator has a lowering that is used."""
+    """Returns whether an operator has a formula, or a lowering that is not in `WRONG`."""
     return why_not(op) is None
 
 
 def why_not(op: Any) -> str | None:
-    """Why an operator has no lowering that is used; None if it has."""
+    """Returns why an operator has no trusted lowering; None if it has one."""
     return None if op in FORMULAS else _why_not_registered(op)
 
 
@@ -82,7 +82,7 @@ def _why_not_registered(op: Any) -> str | None:
 
 
 def why_not_call(node: fx.Node) -> str | None:
-    """Why a call has no lowering that is used; None if it has."""
+    """Returns why a call with these arguments has no trusted lowering; None if it has."""
     if has_formula(node):
         return None
     reason = _why_not_registered(node.target)
@@ -102,31 +102,31 @@ def _is_of_integers(node: fx.Node) -> bool:
 
 
 def _starts_at_a_bound(node: fx.Node) -> bool:
-    """Whether a call finds least or largest numbers that do not include those of its input."""
+    """Returns whether an amax or amin reduction excludes the input's own elements."""
     own = node.args[5] if len(node.args) > 5 else node.kwargs.get("include_self", True)
     return node.args[4] in ("amax", "amin") and not own
 
 
 @functools.cache
 def lowered_overloads() -> frozenset[OpOverload]:
-    """Every overload that has a lowering that is used."""
+    """Returns the overloads that have a trusted lowering or a formula."""
     return frozenset(FORMULAS).union(filter(is_lowered, registered_overloads()))
 
 
 @functools.cache
 def unlowered_overloads() -> frozenset[OpOverload]:
-    """Every overload that has no lowering that is used, but a decomposition."""
+    """Returns the overloads with a decomposition but without a trusted lowering."""
     return frozenset(op for op in every_rule() if not is_lowered(op))
 
 
 @functools.cache
 def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
-    """How operators are decomposed that come up where a call is decomposed."""
+    """Returns decompositions for operators that appear inside a decomposed call."""
     return inner_decompositions(lowered_overloads(), unlowered_overloads())
 
 
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
-    """An input of a trial without what a call is known to compute otherwise."""
+    """Replaces NaN or infinities in a trial's input where the kernel is known to lose them."""
     loses_nan = str(node.target).removeprefix("aten.") in _LOSE_NAN and not has_formula(node)
     tensor = without_lost_means(node, tensor)
     return without_nan(tensor) if loses_nan else tensor
@@ -140,19 +140,19 @@ _LIMIT = 1 << 20
 
 @functools.cache
 def registry() -> Any:
-    """The lowerings that `torch.onnx.export(dynamo=True)` uses."""
+    """Returns the lowerings that `torch.onnx.export(dynamo=True)` uses, loaded once."""
     return onnx_registry(OPSET)
 
 
 def is_registered(op: Any) -> bool:
-    """Whether the exporter has a lowering of an operator."""
+    """Returns whether torch's exporter has a lowering of an operator, trusted or not."""
     if not isinstance(op, OpOverload):
         return bool(registry().is_registered(op))
     return str(op) in _names()
 
 
 def registered_overloads() -> frozenset[OpOverload]:
-    """Every overload of this process that the exporter has a lowering of.
+    """Returns this process's overloads that torch's exporter has a lowering of.
 
     The names may come from a process that had imported more: operators that nobody has registered
     here are left out, since no graph of this process can call them.

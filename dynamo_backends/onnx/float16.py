@@ -27,7 +27,7 @@ _MOVING = frozenset(
 
 
 def compute_in_float32(module: fx.GraphModule) -> None:
-    """Puts casts around calls that compute float16 on a CPU, in place."""
+    """Inserts casts so that float16 calls on a CPU compute in float32, in place."""
     traces = CallTraces()
     for node in list(module.graph.nodes):
         if node.op == "call_function" and _is_arithmetic(node):
@@ -35,7 +35,7 @@ def compute_in_float32(module: fx.GraphModule) -> None:
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
-    """Whether a call computes float16 on a CPU."""
+    """Returns whether a call computes float16 numbers on a CPU, not only moves them."""
     target = node.target
     if not isinstance(target, OpOverload) or target.is_view or packet_name(target) in _MOVING:
         return False
@@ -52,7 +52,7 @@ def _dtypes(node: fx.Node) -> tuple[torch.dtype | None, ...]:
 
 @functools.cache
 def _in_float32(target: OpOverload, dtypes: Sequence[torch.dtype | None]) -> Callable[..., Any]:
-    """An operator of float16, computed in float32 and rounded once, as eager's kernels do.
+    """Wraps a float16 operator: computes in float32 and rounds once, as eager does.
 
     Args:
         target: The operator.

@@ -37,14 +37,14 @@ def _expm1(x: Tensor) -> Tensor:
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """Kahan's: the rounding of 1 + x cancels; large numbers, where it is none, are left alone."""
+    """Computes log(1 + x) by Kahan's formula, in which the rounding of 1 + x cancels."""
     u = x + 1
     factor = torch.where(x.abs() < 1e8, x / (u - 1), 1.0)
     return torch.where(u == 1, x, u.log() * factor)
 
 
 def _erfc(x: Tensor) -> Tensor:
-    """Chebyshev's approximation of Numerical Recipes, with a relative error below 1.2e-7."""
+    """Computes erfc by a Chebyshev fit with a relative error below 1.2e-7."""
     z = x.abs()
     t = (z * 0.5 + 1).reciprocal()
     sum_ = t * _ERFC[-1]
@@ -68,7 +68,7 @@ _TANH = (
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """That of Cephes: a polynomial near 0, and a quotient whose difference from 1 is right."""
+    """Computes tanh as Cephes does: a polynomial near 0, else a quotient."""
     square = x * x
     sum_ = square * _TANH[0] + _TANH[1]
     for coefficient in _TANH[2:]:
@@ -108,7 +108,7 @@ def _frac(x: Tensor) -> Tensor:
 
 
 def _signbit(x: Tensor) -> Tensor:
-    """Of -0.0, too, which is not less than 0."""
+    """Returns the sign bit, also of -0.0, which is not less than 0."""
     return (x < 0) | (x.reciprocal() < 0)
 
 
@@ -129,7 +129,7 @@ def _amin(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
 
 
 def _extreme_integer(where: Any, x: Tensor, dim: Sequence[int], keepdim: bool) -> Tensor:
-    """By its position: kernels of positions compare all 64 bits."""
+    """Gathers an integer's extreme by its position, found in all 64 bits."""
     dims = [d % x.dim() for d in dim] or list(range(x.dim()))
     for d in dims:
         x = x.gather(d, where(x, d, True))
@@ -137,7 +137,7 @@ def _extreme_integer(where: Any, x: Tensor, dim: Sequence[int], keepdim: bool) -
 
 
 def _squeeze(x: Tensor, dims: Iterable[int]) -> Tensor:
-    """One dimension after the other: onnxscript has no lowering of `squeeze.dims`."""
+    """Squeezes one dimension at a time: onnxscript has no lowering of `squeeze.dims`."""
     for d in sorted((d % max(x.dim(), 1) for d in dims), reverse=True):
         x = x.squeeze(d)
     return x
@@ -218,7 +218,7 @@ def _atan2(y: Tensor, x: Tensor) -> Tensor:
 
 
 def _maximum(x: Tensor, y: Tensor) -> Tensor:
-    """By a comparison, which has all 64 bits."""
+    """Computes the maximum by a comparison, which compares all 64 bits."""
     return torch.where(x > y, x, y)
 
 
@@ -237,7 +237,7 @@ def _fmin(x: Tensor, y: Tensor) -> Tensor:
 def _norm(
     x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Single numbers are not squared, so that none overflows or vanishes."""
+    """Computes a norm without squaring single numbers, which might overflow."""
     dims = range(x.dim()) if dim is None else dim if isinstance(dim, Sequence) else [dim]
     if order and all(x.shape[d] == 1 for d in dims):
         x = x.abs().to(dtype or x.dtype)
@@ -248,7 +248,7 @@ def _norm(
 def _std(
     x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Tensor:
-    """In float64, as eager: squares of large numbers do not overflow, nor do small ones vanish."""
+    """Computes the standard deviation in float64, as eager does, against overflow."""
     dims = list(dim or range(x.dim()))
     wide = x.double()
     squares = (wide - wide.mean(dims, True)).square().sum(dims, keepdim)
@@ -288,12 +288,12 @@ def _prod_of_dim(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = Non
 
 
 def _is_on_cpu(node: fx.Node) -> bool:
-    """Whether a call is on a CPU: TensorRT has no float64."""
+    """Returns whether a call is on a CPU: TensorRT has no float64."""
     return bool(node.all_input_nodes[0].meta["val"].device.type == "cpu")
 
 
 def _is_rsqrt(node: fx.Node) -> bool:
-    """Whether a power is -0.5, which eager computes as `rsqrt`: of -0.0 it is -inf."""
+    """Returns whether an exponent is -0.5, which eager computes as `rsqrt`."""
     return bool(node.args[1] == -0.5)
 
 
@@ -302,12 +302,12 @@ def _always(_: fx.Node) -> bool:
 
 
 def _is_pool_of_rows(node: fx.Node) -> bool:
-    """Whether a pool is `max_pool1d`: those of images would be twice as slow."""
+    """Returns whether a pool is `max_pool1d`: a formula would slow down 2-D pools."""
     return node.all_input_nodes[0].meta["val"].shape[-2] == 1 and 1 not in used_results(node)
 
 
 class Formula(NamedTuple):
-    """What replaces a call.
+    """A replacement for a call: a function of its arguments, and when it applies.
 
     Attributes:
         function: Takes its arguments.
@@ -364,7 +364,7 @@ FORMULAS: Mapping[Any, Formula] = {
 
 
 def has_formula(node: fx.Node) -> bool:
-    """Whether a call is computed by a formula."""
+    """Returns whether a call is replaced by a formula, given its dtype and arguments."""
     formula = FORMULAS.get(node.target)
     source = node.args[0] if node.args else None
     value = source.meta.get("val") if isinstance(source, fx.Node) else None
@@ -380,7 +380,7 @@ _MAGNIFYING = frozenset(
 
 
 def _is_magnified(node: fx.Node) -> bool:
-    """Whether something is computed of the last digits of a result, or of its distance from 1."""
+    """Returns whether users amplify the last digits of a result, or its distance from 1."""
     own = {node, *node.all_input_nodes}
     return any(
         (name := packet_name(user.target)) in _MAGNIFYING
@@ -397,7 +397,7 @@ _CARRYING = frozenset(
 
 
 def _is_convolved(node: fx.Node) -> bool:
-    """Whether a result is read by convolutions alone, and by means beside them.
+    """Returns whether only convolutions, and means beside them, read a result.
 
     Their sums have larger errors than the kernel of `Sigmoid`, which is off by 6e-8 at most.
     """
@@ -415,7 +415,7 @@ def _is_convolved(node: fx.Node) -> bool:
 
 
 def _stays(node: fx.Node, kind: str) -> bool:
-    """Whether a call is left to the kernel, which is less exact and faster.
+    """Returns whether a call keeps the vendor's kernel, which is faster but less exact.
 
     Args:
         node: The call.
@@ -427,7 +427,7 @@ def _stays(node: fx.Node, kind: str) -> bool:
 
 
 def apply_formulas(module: fx.GraphModule, kind: str) -> None:
-    """Replaces calls by their formulas, in place.
+    """Replaces each call that has a formula by the formula's ATen calls, in place.
 
     Args:
         module: Of a graph.

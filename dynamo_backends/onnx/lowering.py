@@ -42,7 +42,7 @@ _lock = fork_safe_rlock()  # the exporter records through a process-wide evaluat
 
 @dataclass(frozen=True)
 class LoweredOnnx:
-    """An ONNX model of a graph.
+    """An ONNX model of a graph without its weights' data, and its input and output names.
 
     Attributes:
         model: Without the weights' data.
@@ -56,7 +56,7 @@ class LoweredOnnx:
 
 
 def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
-    """Lowers a graph with static shapes.
+    """Lowers a graph to an ONNX model in storage order, without its weights' data.
 
     Args:
         graph: In normal form. It is not changed.
@@ -91,7 +91,7 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
 
 
 def _promoted(graph: Graph) -> fx.GraphModule:
-    """A copy of the graph's module with explicit type promotion."""
+    """Returns a copy of the graph's module with formulas and explicit type promotion."""
     module = graph.copy().module
     compute_in_float32(module)
     apply_formulas(module, graph.kind)
@@ -155,14 +155,14 @@ def _give_defaults(node: fx.Node) -> None:
 
 
 def _blamed(node: fx.Node, own: set[str]) -> str:
-    """The call of the captured graph that a node of the rewritten graph belongs to."""
+    """Returns the captured graph's call that a node of the rewritten graph comes from."""
     while node.name not in own and ORIGIN not in node.meta and node.users:
         node = next(iter(node.users))
     return origin(node)
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost message of an exporter's error, in one line."""
+    """Returns the innermost message of an exporter's error as one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return first_line(error)

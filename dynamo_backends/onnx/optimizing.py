@@ -24,7 +24,7 @@ _STEPS = 2  # as in `optimize_ir`
 
 
 def optimize(model: ir.Model) -> None:
-    """Does to a model, in place, what `onnxscript.optimizer.optimize_ir` does."""
+    """Optimizes a model in place, as `onnxscript.optimizer.optimize_ir` does, but faster."""
     passes = ir.passes.Sequential(
         common.InlinePass(),
         ir.passes.PassManager(
@@ -60,13 +60,13 @@ def _rules() -> tuple[Any, ...]:
 
 
 def _is_arithmetic(rule: Any) -> bool:
-    """Whether a rule is about a single sum, difference, product or quotient."""
+    """Returns whether a rule matches one sum, difference, product or quotient."""
     nodes = list(rule._target_pattern)
     return len(nodes) == 1 and str(nodes[0].op) in ("Add", "Sub", "Mul", "Div")
 
 
 def _for_its_operator(rule: Any) -> Any:
-    """A rule that looks only at nodes of the operator with which its pattern ends."""
+    """Limits a rewrite rule to nodes of the operator with which its pattern ends."""
     ends = rule._target_pattern.output_nodes
     identifier = ends[0].op_identifier() if ends else None
     if identifier is None:  # of any operator
@@ -83,7 +83,7 @@ def _try_rewrite(
 
 
 def store(model: ir.Model, graph: Graph) -> None:
-    """Puts a graph's inputs, but not its weights, and its outputs in their order in memory.
+    """Inserts transposes so that inputs and outputs are in their memory order.
 
     Args:
         model: Of the graph, with one input per tensor that the graph reads. It is changed.

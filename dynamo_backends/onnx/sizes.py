@@ -17,7 +17,7 @@ from dynamo_backends.interface.errors import CompileError
 
 
 class Dimensions:
-    """The symbolic sizes of a graph, and the ONNX values that compute them.
+    """The symbolic sizes of a graph: lifts them out of calls and computes them in ONNX.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.
@@ -36,7 +36,7 @@ class Dimensions:
         }
 
     def separate(self, module: fx.GraphModule) -> None:
-        """Puts placeholders in the place of symbolic sizes among the arguments of calls.
+        """Replaces symbolic sizes among the arguments of calls by new placeholders.
 
         Args:
             module: A rewritten copy of the graph's module; it is changed.
@@ -69,7 +69,7 @@ class Dimensions:
         return replace
 
     def define(self, model: ir.Model, values: dict[str, Any]) -> None:
-        """Adds the computation of every separated size; `values` gets the placeholders' values.
+        """Adds ONNX nodes that compute each lifted size; enters their results in `values`.
 
         Args:
             model: Has all inputs and no nodes yet.
@@ -83,7 +83,7 @@ class Dimensions:
             values[node.name] = writer(expression)
 
     def shape(self, name: str, rank: int) -> ir.Shape:
-        """The shape of a node's value: known numbers, names of symbols, and what is not known.
+        """Returns the ONNX shape of a node's value: numbers, symbols' names, or None each.
 
         Args:
             name: Of the node.
@@ -153,7 +153,7 @@ _OPERATORS = {
 
 
 def _sizes_in(arguments: Any) -> list[sympy.Expr]:
-    """The expressions of symbolic sizes among arguments, in order."""
+    """Returns the sympy expressions of the symbolic sizes among arguments, in order."""
     return [size.expression for size in sizes_in(arguments)]
 
 
@@ -165,7 +165,7 @@ aten = torch.ops.aten
 
 
 def scatter_rows(module: fx.GraphModule) -> None:
-    """Replaces `index_put` with one index of one dimension by `scatter`; sizes are known."""
+    """Replaces `index_put` along one dimension by `scatter`, in a graph of known sizes."""
     for node in module.graph.find_nodes(op="call_function", target=aten.index_put.default):
         dim = _dimension(node)
         if dim is not None:
@@ -173,7 +173,7 @@ def scatter_rows(module: fx.GraphModule) -> None:
 
 
 def _dimension(node: fx.Node) -> int | None:
-    """The dimension, behind the first, whose rows a call writes; None: it is not such a call."""
+    """Returns the dimension, not the first, whose rows an `index_put` sets; else None."""
     arguments: Any = node.args
     self, indices, rows, *accumulate = arguments
     found = [d for d, index in enumerate(indices) if index is not None]

@@ -18,7 +18,7 @@ from dynamo_backends.interface.plan import Plan, Support
 
 @dataclass(frozen=True)
 class OpenVinoOptions(Int8Options):
-    """The options of `ov`, besides those that every backend has.
+    """The options of `ov`: device, precision, threads and OpenVINO's own properties.
 
     Attributes:
         device: Name of the OpenVINO device that runs graphs: "CPU", "GPU", "GPU.1", "NPU".
@@ -54,7 +54,7 @@ class OpenVinoOptions(Int8Options):
 
 
 class OpenVINO(Backend):
-    """See the module's docstring."""
+    """Compiles graphs with OpenVINO, whose tensors share torch's memory."""
 
     name = "ov"
     summary = "OpenVINO"
@@ -73,7 +73,7 @@ class OpenVINO(Backend):
         return Availability(True, f"OpenVINO {self.versions()['openvino']}", devices=("cpu",))
 
     def prepare(self, graph: Graph, options: OpenVinoOptions) -> None:
-        """See `Backend.prepare`."""
+        """Checks device, `config` and quantizer (see `Backend.prepare`)."""
         if options.is_int8:
             require_quantizer(NNCF, self.name)
         _check_device(options.device)
@@ -81,19 +81,19 @@ class OpenVINO(Backend):
         require_cpu(graph, "ov", " To run on OpenVINO's GPU device, set device='GPU'.")
 
     def keeps(self, options: OpenVinoOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`."""
+        """Returns the composite operators that OpenVINO's frontend converts best whole."""
         from dynamo_backends.openvino.exclusions import whole_operators
 
         return whole_operators()
 
     def supports(self, node: fx.Node, options: OpenVinoOptions) -> Support:
-        """See `Backend.supports`."""
+        """Returns whether OpenVINO runs a call as eager does, found by trying it on samples."""
         from dynamo_backends.openvino.trial import supports
 
         return supports(node, _of_trials(options), options.cache)
 
     def plan(self, graph: Graph, options: OpenVinoOptions) -> Plan:
-        """See `Backend.plan`. Calls are tried together."""
+        """See `Backend.plan`; first tries all calls of the graph in one model, to save time."""
         from dynamo_backends.openvino.trial import try_together
 
         calls = [node for node in graph.calls if isinstance(node.target, OpOverload)]
@@ -112,7 +112,7 @@ class OpenVINO(Backend):
         return compile_graph(graph, _settings(options))
 
     def cache_key(self, options: OpenVinoOptions) -> str:
-        """See `Backend.cache_key`."""
+        """Returns versions, device name and thread count, on which compiled models depend."""
         from dynamo_backends.openvino.session import describe_device
         from dynamo_backends.runtime.cache import source_digest
 
@@ -139,7 +139,7 @@ def _settings(options: OpenVinoOptions) -> Any:
 
 
 def _of_trials(options: OpenVinoOptions) -> Any:
-    """Settings for trying a call.
+    """Returns settings for trials: float32 on one thread.
 
     One thread: trials are small. In float32: a lower precision is no mistake of a conversion.
     """

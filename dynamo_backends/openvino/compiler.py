@@ -18,7 +18,7 @@ from dynamo_backends.runtime.ranged import for_range, require_elements
 
 
 def compile_graph(graph: Graph, settings: Settings, wide: bool = True) -> OpenVinoExecutable:
-    """Compiles a graph of supported calls.
+    """Lowers a graph to an OpenVINO model and compiles it.
 
     Args:
         graph: For concrete shapes. Where these come from symbolic ones, one model serves a range.
@@ -55,7 +55,7 @@ def _require_own_types(graph: Graph) -> None:
 
 
 def load(parts: Mapping[str, bytes], graph: Graph, settings: Settings) -> OpenVinoExecutable:
-    """Recreates an executable from `OpenVinoExecutable.dump`.
+    """Makes an executable from the parts of `OpenVinoExecutable.dump`.
 
     Raises:
         CompileError: The parts are incomplete, or OpenVINO refuses them.

@@ -11,7 +11,7 @@ from dynamo_backends.openvino.vendor import FrontEndManager, Model, TorchFXPytho
 
 
 def convert(module: fx.GraphModule, shapes: Mapping[str, Sequence[int]]) -> Model:
-    """Converts a graph by OpenVINO's own frontend.
+    """Converts an ATen graph to a model with OpenVINO's PyTorch frontend.
 
     Args:
         module: Functional ATen calls. Its nodes' `meta` gets what the frontend reads.
@@ -36,7 +36,7 @@ def convert(module: fx.GraphModule, shapes: Mapping[str, Sequence[int]]) -> Mode
 
 
 class ConversionError(Exception):
-    """The frontend could not convert a graph.
+    """Raised when OpenVINO's frontend cannot convert a graph.
 
     Attributes:
         node_name: Of the first FX node that has no conversion; None if the frontend names none.
@@ -54,7 +54,7 @@ def _describe(value: Tensor, shape: Sequence[int]) -> TensorMetadata:
 
 
 def _unconverted(module: fx.GraphModule) -> str | None:
-    """The FX node behind the first operation that stays the framework's."""
+    """Returns the name of the first FX node that the frontend did not convert."""
     frontend = FrontEndManager().load_by_framework("pytorch")
     decoder = TorchFXPythonDecoder(module)
     try:
@@ -73,7 +73,7 @@ _NOISE = ("Check '", "Exception", "While ", "FrontEnd ", "Model wasn't", "Summar
 
 
 def plain(error: BaseException) -> str:
-    """What one of OpenVINO's messages says, in one line and without places in its source."""
+    """Returns an OpenVINO error in one line, without source locations."""
     if "No conversion rule found" in str(error):
         return "OpenVINO has no conversion rule for it"
     lines = lines_of(error)

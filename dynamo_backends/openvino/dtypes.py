@@ -35,7 +35,7 @@ def why_not(node: fx.Node, dtype: torch.dtype) -> str | None:
 
 
 def _is_cast(node: fx.Node) -> bool:
-    """Whether a call casts between float64 and a type of which float32 holds all numbers."""
+    """Returns whether a call casts between float64 and a type that float32 represents."""
     if node.target is not aten._to_copy.default:
         return False
     dtypes = {x.meta["val"].dtype for x in (node, *node.all_input_nodes)}
@@ -43,7 +43,7 @@ def _is_cast(node: fx.Node) -> bool:
 
 
 def use_float32(graph: fx.Graph) -> None:
-    """Puts float32 in the place of float64, which nothing but casts computes with.
+    """Replaces float64 by float32 in a graph whose calls only cast float64.
 
     Args:
         graph: Whose calls have been asked about (see `why_not`).

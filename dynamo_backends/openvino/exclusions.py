@@ -90,12 +90,12 @@ def _is_integer(value: Tensor) -> bool:
 
 
 def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
-    """How operators are decomposed that come up where a call is decomposed."""
+    """Returns the decompositions for operators inside the decompositions of calls."""
     return inner_decompositions(whole_operators(), ())
 
 
 def spared(node: fx.Node, tensor: Tensor) -> Tensor:
-    """An input of a trial without what a call is known to compute otherwise."""
+    """Removes from a trial input the values on which a call is known to differ."""
     name = str(node.target).removeprefix("aten.")
     tensor = without_lost_means(node, tensor)
     made = node.meta["val"]
@@ -107,7 +107,7 @@ def spared(node: fx.Node, tensor: Tensor) -> Tensor:
 
 @functools.cache
 def whole_operators() -> frozenset[OpOverload]:
-    """The overloads of `WHOLE` that this torch has."""
+    """Returns the overloads in `WHOLE` that this torch has; they are not decomposed."""
     found = set()
     for name in WHOLE:
         packet, _, overload = name.partition(".")

@@ -14,25 +14,25 @@ FLOATS = (Type.f16, Type.bf16, Type.f32, Type.f64)
 
 
 def element_type(source: Output) -> Type:
-    """Reads the element type of an operation's output."""
+    """Returns the element type of an operation's output."""
     kind: Type = source.get_element_type()
     return kind
 
 
 def inputs_of(node: Any) -> list[Any]:
-    """Returns the OpenVINO outputs that a node reads."""
+    """Returns the outputs of other operations that feed a node's inputs."""
     return [node.input_value(i) for i in range(node.get_input_size())]
 
 
 def number(value: float, like: Output) -> Any:
-    """Makes a constant of the element type of an output."""
+    """Makes a scalar constant with the element type of an output."""
     if math.isinf(value) and element_type(like) == Type.bf16:  # whose constants OpenVINO checks
         return ops.convert(ops.constant(value, Type.f32), Type.bf16)
     return ops.constant(value, element_type(like))
 
 
 def is_constant(source: Output) -> bool:
-    """Tells whether an output is a constant."""
+    """Returns whether an output belongs to a `Constant` operation."""
     return bool(source.get_node().get_type_name() == "Constant")
 
 
@@ -43,7 +43,7 @@ WHOLE_NUMBERS = (Type.i32, Type.i64)
 
 
 def reduced_integers(node: Any) -> Any:
-    """By the upper half of the bits first, then by the lower one: the kernels reduce in float32."""
+    """Rewrites an int32 max or min as two exact ones, of upper and lower 16 bits."""
     x, axes = inputs_of(node)
     is_max = node.get_type_name() == "ReduceMax"
     reduce: Any = ops.reduce_max if is_max else ops.reduce_min
@@ -58,7 +58,7 @@ def reduced_integers(node: Any) -> Any:
 
 
 def separate(node: Any) -> Any:
-    """Keeps a reduction of integers from what follows: merged, it computes the first rows alone."""
+    """Puts a bitwise no-op after an integer reduction: fused ones are wrong."""
     kind = element_type(node.output(0))
     if kind not in (*WHOLE_NUMBERS, *NARROW) or _is_shape(node.output(0)):
         return None
@@ -67,7 +67,7 @@ def separate(node: Any) -> Any:
 
 
 def _is_shape(source: Output) -> bool:
-    """Whether a value follows from sizes and constants; OpenVINO computes these as it compiles."""
+    """Returns whether a value follows from sizes and constants alone."""
     waiting, seen = [source.get_node()], set()
     while waiting:
         node = waiting.pop()
@@ -82,7 +82,7 @@ def _is_shape(source: Output) -> bool:
 
 
 def compared_integers(name: str, x: Output, y: Output) -> Any:
-    """By differences, which are exact, and 0 only where two integers are equal."""
+    """Rewrites a comparison of integers to exact tests of a difference with 0."""
     if name in ("Greater", "GreaterEqual"):
         x, y = y, x
     zero = number(0, x)
@@ -96,7 +96,7 @@ def compared_integers(name: str, x: Output, y: Output) -> Any:
 
 
 def wrapped(node: Any) -> Any:
-    """Arithmetic on 8 and 16 bits, in 32: kernels do not wrap around, or not between two calls."""
+    """Computes 8- and 16-bit arithmetic in int32, so that it wraps around."""
     inputs = inputs_of(node)
     kind = element_type(inputs[0])
     if kind not in NARROW:
@@ -109,7 +109,7 @@ _NAMES = {"Abs": "absolute"}
 
 
 def narrowed(wide: Any, kind: Type) -> Any:
-    """The lower bits of integers of 32, as a narrower type."""
+    """Truncates int32 to an 8- or 16-bit type, with wraparound."""
     bits = NARROW[kind]
     low = ops.bitwise_and(wide, ops.constant((1 << bits) - 1, Type.i32))
     if kind != Type.u8:
@@ -119,7 +119,7 @@ def narrowed(wide: Any, kind: Type) -> Any:
 
 
 def selected(node: Any) -> Any:
-    """A choice between integers, by arithmetic, which is exact; the kernel chooses in float32."""
+    """Rewrites a select of integers to exact arithmetic; the kernel uses float32."""
     condition, x, y = inputs_of(node)
     if element_type(x) not in WHOLE_NUMBERS:
         return None
@@ -127,7 +127,7 @@ def selected(node: Any) -> Any:
 
 
 def converted(node: Any) -> Any:
-    """Casts to narrower types, which OpenVINO removes before one to a wider type."""
+    """Rewrites casts to narrower types, which OpenVINO drops before a widening cast."""
     (x,) = inputs_of(node)
     kind = element_type(node.output(0))
     if element_type(x) == kind:
@@ -149,7 +149,7 @@ _LEAST_POWER = {Type.f16: -14, Type.bf16: -126}
 
 
 def _is_rounded(x: Output) -> bool:
-    """Whether a value of 16 bits is a cast of one of 32 that `converted` has rounded.
+    """Returns whether a 16-bit value is a cast that `converted` has rounded.
 
     The processor's own cast to bfloat16 makes zeros of denormal numbers.
     """
@@ -160,7 +160,7 @@ def _is_rounded(x: Output) -> bool:
 
 
 def _rounded(x: Output, kind: Type) -> Any:
-    """Numbers of float32 with the bits of a narrower type, rounded to the nearest, ties to even.
+    """Rounds float32 to a narrower type's precision, ties to even.
 
     A number's power of two comes from rounding it to one bit (Dekker, 1971). A sum with a number
     that is so much larger that its last bit is the one to round to does the rest.
@@ -188,7 +188,7 @@ def _rounded(x: Output, kind: Type) -> Any:
 
 
 def overflowing(node: Any) -> Any:
-    """A result in float16, infinite beyond its range; the kernels compute in float32."""
+    """Makes float16 results infinite beyond its range; kernels keep float32."""
     result = node.output(0)
     size = ops.convert(ops.absolute(result), Type.f32)
     is_large = ops.less_equal(ops.constant(65520, Type.f32), size)

@@ -33,7 +33,7 @@ Rewrite = Callable[[Any], Any]
 
 
 def settle_kernels(model: Model) -> None:
-    """Replaces operations whose kernels compute otherwise than torch, in place."""
+    """Replaces operations whose CPU kernels differ from torch's, in place."""
     for node in model.get_ordered_ops():
         rewrite = _REWRITES.get(node.get_type_name())
         if rewrite is None:
@@ -47,7 +47,7 @@ def settle_kernels(model: Model) -> None:
 
 
 def _keeping_nan(node: Any) -> Any:
-    """The operation, with NaN where its input has it."""
+    """Restores NaN in the result where the input has it."""
     (x, *_) = inputs_of(node)
     return ops.select(ops.not_equal(x, x), x, node) if element_type(x) in FLOATS else None
 
@@ -66,7 +66,7 @@ _HEAVY = (
 
 
 def _is_merged(source: Output, depth: int = 4) -> bool:
-    """Whether a value comes from a convolution or a product whose kernel takes activations, too."""
+    """Returns whether OpenVINO fuses the value's consumer into a convolution or matmul."""
     node = source.get_node()
     if node.get_type_name() in _HEAVY:
         return True
@@ -85,7 +85,7 @@ def _relu(node: Any) -> Any:
 
 
 def _extreme(node: Any) -> Any:
-    """A maximum or minimum: the kernel gives its second operand if one is NaN."""
+    """Rewrites maximum and minimum to propagate NaN from either operand."""
     x, y = inputs_of(node)
     if element_type(x) not in FLOATS or is_constant(x):
         return None
@@ -96,7 +96,7 @@ def _extreme(node: Any) -> Any:
 
 
 def _reduced_extreme(node: Any) -> Any:
-    """The kernels ignore NaN, and begin at the largest finite number: rows of infinities end there.
+    """Rewrites max and min reductions to propagate NaN and infinities.
 
     A second reduction counts the other elements, and is NaN where there is one.
     """
@@ -114,7 +114,7 @@ def _reduced_extreme(node: Any) -> Any:
 
 
 def _compared(node: Any) -> Any:
-    """Comparisons: of numbers the kernels of `Less` are right, of integers none that is large."""
+    """Rewrites greater to less with operands swapped, and integer comparisons."""
     x, y = inputs_of(node)
     name = node.get_type_name()
     if element_type(x) in WHOLE_NUMBERS:
@@ -132,7 +132,7 @@ def _sign(node: Any) -> Any:
 
 
 def _erf(node: Any) -> Any:
-    """Next to 0 by the series; the kernel is off by 1e-7 absolutely."""
+    """Computes erf near 0 by its series; the kernel's absolute error is 1e-7 there."""
     (x,) = inputs_of(node)
     if element_type(x) != Type.f32:
         return None
@@ -146,7 +146,7 @@ def _erf(node: Any) -> Any:
 
 
 def _elu(node: Any) -> Any:
-    """With exp(x) - 1 next to 0 as a quotient of hyperbolic tangents; the kernel subtracts."""
+    """Computes exp(x) - 1 near 0 by tanh; the kernel loses digits in the subtraction."""
     (x,) = inputs_of(node)
     if element_type(x) not in FLOATS:
         return None
@@ -160,7 +160,7 @@ def _elu(node: Any) -> Any:
 
 
 def _mish(node: Any) -> Any:
-    """x * tanh(softplus(x)) without a difference of nearly equal numbers."""
+    """Computes mish by exponentials, without cancellation."""
     (x,) = inputs_of(node)
     if element_type(x) not in FLOATS:
         return None
@@ -171,7 +171,7 @@ def _mish(node: Any) -> Any:
 
 
 def _swish(node: Any) -> Any:
-    """As a quotient; the kernel multiplies by what may be too small a number."""
+    """Computes swish as x / (1 + exp(-x)); the kernel's product underflows."""
     x, *scales = inputs_of(node)
     if element_type(x) not in FLOATS or scales:
         return None
@@ -180,7 +180,7 @@ def _swish(node: Any) -> Any:
 
 
 def _exp(node: Any) -> Any:
-    """Of large numbers as a square: the kernel has no results beyond 2.4e38."""
+    """Computes exp of large x as exp(x / 2) squared; the kernel overflows at 2.4e38."""
     (x,) = inputs_of(node)
     if element_type(x) not in FLOATS:
         return None
@@ -192,7 +192,7 @@ def _exp(node: Any) -> Any:
 
 
 def _softmax(node: Any) -> Any:
-    """By its formula: the kernel has numbers beside NaN, and zeros for the least normal numbers."""
+    """Computes softmax by its formula: the kernel mishandles NaN and small numbers."""
     (x,) = inputs_of(node)
     if element_type(x) not in FLOATS or _is_merged(x):
         return None
@@ -203,7 +203,7 @@ def _softmax(node: Any) -> Any:
 
 
 def _reshape(node: Any) -> Any:
-    """To no dimensions in two steps: OpenVINO crashes where it merges one into a product."""
+    """Reshapes to a scalar in two steps: OpenVINO crashes when it fuses one step."""
     shape = node.output(0).get_partial_shape()
     if shape.rank.is_dynamic or shape.rank.get_length():
         return None
@@ -219,7 +219,7 @@ _MERGED_BY = {**dict.fromkeys(_SUMS, _SUMS + _PRODUCTS), **dict.fromkeys(_PRODUC
 
 
 def _linear(node: Any) -> Any:
-    """Hides an operation on a constant from OpenVINO, which merges two of them into one.
+    """Puts a no-op between operations on constants that OpenVINO would fold wrongly.
 
     So (x + C) - C became x, and (x * 1e30) * 1e30 of 0 NaN. A maximum with -inf changes nothing.
     """
@@ -249,7 +249,7 @@ def _has_constant(node: Any) -> bool:
 
 
 def _is_fixed(source: Output, depth: int = 4) -> bool:
-    """Whether a value is a constant, or an input, which a weight may be, in another form."""
+    """Returns whether a value is a constant or model input, possibly cast or reshaped."""
     node = source.get_node()
     if node.get_type_name() in ("Constant", "Parameter"):
         return True

@@ -41,7 +41,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LoweredOpenVino:
-    """An OpenVINO model of a graph.
+    """An OpenVINO model of a graph, and the mapping from graph to model inputs.
 
     Attributes:
         model: Weights are inputs of it.
@@ -54,7 +54,7 @@ class LoweredOpenVino:
 
 
 def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenVino:
-    """Lowers a graph.
+    """Lowers an ATen graph to an OpenVINO model.
 
     Args:
         graph: In normal form. It is not changed.
@@ -112,7 +112,7 @@ def _store(module: fx.Graph, graph: Graph, wide: Collection[fx.Node]) -> set[fx.
 
 
 def _merge_outputs(graph: fx.Graph) -> list[int]:
-    """Leaves each output once; the frontend makes of a copy its source, and raises for two names.
+    """Removes duplicate outputs, which the frontend does not accept.
 
     Returns:
         For each output of the graph its place among those that are left.
@@ -134,7 +134,7 @@ def _merge_outputs(graph: fx.Graph) -> list[int]:
 
 
 def _with_results(model: Model, places: Sequence[int]) -> Model:
-    """A model whose outputs are those of another one in these places."""
+    """Returns a model with the results at these places, repeats included."""
     if len(places) == len(model.get_results()):
         return model
     sources = [result.input_value(0) for result in model.get_results()]
@@ -142,7 +142,7 @@ def _with_results(model: Model, places: Sequence[int]) -> Model:
 
 
 def _spell_out(node: fx.Node) -> None:
-    """Rewrites a call as the frontend's rules expect it.
+    """Writes out default arguments, which the frontend's rules count.
 
     They count arguments, so defaults are written out; and they take an absent correction for 0,
     which torch takes for 1.
@@ -170,13 +170,13 @@ def _blame(graph: Graph, module: fx.GraphModule, error: ConversionError) -> None
 
 
 def _shape(node: fx.Node, ranged: bool) -> list[int]:
-    """The sizes of a node's tensor; -1 for those that differ from call to call."""
+    """Returns the sizes of a node's tensor; -1 for dynamic ones."""
     known = zip(node.meta["val"].shape, sizes_of(node), strict=True)
     return [-1 if ranged and isinstance(size, Size | None) else n for n, size in known]
 
 
 def _input_shapes(graph: Graph, ranged: bool, wide: Collection[str]) -> dict[str, list[int]]:
-    """The shapes of a graph's tensors among its inputs, in the order of memory, by name."""
+    """Returns the inputs' shapes in storage order, by name; -1 for dynamic sizes."""
     shapes = {}
     for place, x in zip(graph.placeholders, graph.inputs, strict=True):
         value = place.meta["val"]
@@ -193,7 +193,7 @@ def _check_inputs(
     shapes: Mapping[str, Sequence[int]],
     wide: Collection[str],
 ) -> None:
-    """Gives inputs the types and shapes that torch promises; the frontend may leave them open."""
+    """Sets the element types and shapes of the model's inputs to those of torch."""
     parameters = model.get_parameters()
     if len(parameters) != len(places):
         raise CompileError(
@@ -211,7 +211,7 @@ _INTEGERS = (Type.u8, Type.i8, Type.i16, Type.i32, Type.i64)
 
 
 def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[bool]) -> None:
-    """Refuses a conversion that promises another dtype or shape than torch does.
+    """Casts integer outputs to torch's width; raises on any other mismatch.
 
     The frontend computes indices in 32 or 64 bits; their width is put right.
     """
@@ -244,7 +244,7 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[boo
 
 
 def _agrees(shape: PartialShape, expected: Sequence[int]) -> bool:
-    """Whether a shape is the expected one, and varies where that does."""
+    """Returns whether a shape equals the expected one, and is dynamic where that is."""
     if not shape.compatible(PartialShape(expected)):
         return False
     return shape.rank.is_dynamic or all(
@@ -253,7 +253,7 @@ def _agrees(shape: PartialShape, expected: Sequence[int]) -> bool:
 
 
 def _drop_unused(model: Model) -> tuple[int | None, ...]:
-    """Removes inputs that nothing reads; returns where the others are."""
+    """Removes unused inputs; returns the new index of each input, None if removed."""
     places: list[int | None] = []
     count = 0
     for parameter in list(model.get_parameters()):

@@ -16,7 +16,7 @@ _LEAST = -(1 << 31)
 
 
 class Pair(NamedTuple):
-    """Integers of 64 bits: their lower and their upper halves, as int32."""
+    """64-bit integers as their lower and upper 32 bits, each an int32 tensor."""
 
     low: Tensor
     high: Tensor
@@ -33,7 +33,7 @@ def _like(x: Any) -> Tensor:
 
 
 def _pair(x: Any, like: Tensor) -> Pair:
-    """Integers of any kind, or a number, as a pair."""
+    """Converts an integer tensor or number to a pair."""
     if isinstance(x, Pair):
         return x
     if isinstance(x, Tensor):
@@ -47,7 +47,7 @@ def _pair(x: Any, like: Tensor) -> Pair:
 
 
 def _on_pairs(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule of one or two operands, which may be numbers or narrower."""
+    """Wraps a rule so that its operands are pairs, converted if need be."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs.pop("alpha", 1) != 1 or kwargs:
@@ -59,7 +59,7 @@ def _on_pairs(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _halves(operator: Any) -> Callable[..., Any]:
-    """Of operators that move elements, or compute with single bits: each half alone."""
+    """Makes a rule that applies an operator to lower and upper halves separately."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         def half(i: int) -> Any:
@@ -87,7 +87,7 @@ def _is_negative(x: Pair) -> Tensor:
 
 
 def _below(x: Tensor, y: Tensor) -> Tensor:
-    """x < y, without signs."""
+    """Returns x < y for unsigned 32-bit integers."""
     return (x + _LEAST) < (y + _LEAST)
 
 
@@ -174,7 +174,7 @@ def _right(x: Any, count: Any) -> Pair:
 
 
 def _product(x: Tensor, y: Tensor) -> Pair:
-    """Of numbers without signs, by their halves of 16 bits."""
+    """Multiplies unsigned 32-bit integers to 64 bits, by 16-bit halves."""
     x0, x1 = x & 0xFFFF, _unsigned_shift(x, 16)
     y0, y1 = y & 0xFFFF, _unsigned_shift(y, 16)
     least, mixed, other = x0 * y0, x0 * y1, x1 * y0
@@ -190,20 +190,20 @@ def _mul(x: Pair, y: Pair) -> Pair:
 
 
 def _digits(x: Sequence[Tensor], bits: int) -> list[Tensor]:
-    """The digits of 8 or 16 bits, the lowest one first, without signs."""
+    """Splits unsigned integers into 8- or 16-bit digits, the lowest first."""
     mask = (1 << bits) - 1
     return [(half >> at) & mask for half in x for at in range(0, 32, bits)]
 
 
 def _from_digits(digits: list[Tensor], bits: int) -> Pair:
-    """The sum of numbers from 0 to 2**31, each times the power of its place."""
+    """Sums digits of up to 2**31, each times the power of its place, to a pair."""
     zero = torch.zeros_like(digits[0])
     parts = [_left(Pair(digit, zero), bits * at) for at, digit in enumerate(digits)]
     return functools.reduce(_add, parts)
 
 
 def _divided(x: Sequence[Tensor], by: int) -> tuple[Pair, Tensor]:
-    """The quotient and the remainder of numbers without signs, digit by digit in float32."""
+    """Divides unsigned integers by a constant, digit by digit; also returns the rest."""
     if not 0 < by <= 1 << 16:
         raise NotImplementedError(f"by {by}")
     bits = 16 if by <= 256 else 8
@@ -233,7 +233,7 @@ def _div(x: Any, by: Any, *, rounding_mode: str | None) -> Pair:
 
 
 def divide_narrow(x: Tensor, by: int, rounding_mode: str) -> Tensor:
-    """The quotient of integers of 32 bits and a small number."""
+    """Divides int32 by a constant up to 2**16, exactly."""
     quotient, rest = _divided([x.abs()], abs(by))
     is_negative = x < 0 if by > 0 else x >= 0
     low = torch.where(is_negative, -quotient.low, quotient.low)
@@ -241,13 +241,13 @@ def divide_narrow(x: Tensor, by: int, rounding_mode: str) -> Tensor:
 
 
 def remainder_narrow(x: Tensor, by: int, rounding_mode: str) -> Tensor:
-    """What a division of integers of 32 bits by a small number leaves."""
+    """Returns the exact remainder of int32 divided by a constant up to 2**16."""
     _, rest = _divided([x.abs()], abs(by))
     return _signed_rest(rest, x < 0, by, rounding_mode)
 
 
 def _signed_rest(rest: Tensor, is_negative: Tensor, by: int, rounding_mode: str) -> Tensor:
-    """With the sign of the dividend, or if it is rounded down with that of the divisor."""
+    """Gives a remainder the sign of the dividend (trunc) or the divisor (floor)."""
     rest = torch.where(is_negative, -rest, rest)
     if rounding_mode == "trunc":
         return rest
@@ -277,7 +277,7 @@ def _to_copy(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
 
 
 def _to_float(x: Pair) -> Tensor:
-    """The nearest float32, from three parts that are exact.
+    """Converts a pair to the nearest float32.
 
     The sum of the first two is split into its rounded value and the rest. Of the third part, below
     all of the rest's bits, it matters only whether it is 0.
@@ -292,7 +292,7 @@ def _to_float(x: Pair) -> Tensor:
 
 
 def _bits_for(count: int) -> int:
-    """Bits of digits of which a sum in float32 is exact."""
+    """Returns the digit width, 8 or 16, whose sum over `count` items float32 holds."""
     if count > 1 << 16:
         raise NotImplementedError("a sum of so many integers")
     return 16 if count <= 1 << 8 else 8

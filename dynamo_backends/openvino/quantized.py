@@ -30,7 +30,7 @@ _lock = fork_safe_lock()  # what NNCF prints is held back for the process
 
 
 class OpenVinoInt8Executable(QuantizedExecutable):
-    """A block that OpenVINO computes in int8.
+    """Runs a block that NNCF quantizes to int8 once calibration data is there.
 
     Args:
         graph: With static shapes.
@@ -51,7 +51,7 @@ class OpenVinoInt8Executable(QuantizedExecutable):
 
 
 class _Float(OpenVinoExecutable):
-    """The block in float32: what is quantized, and how models are run."""
+    """Runs a block in float32, and makes the int8 model of it."""
 
     def run_quantized(
         self, weights: Sequence[Tensor], seen: Activations, precision: str, in_float: float
@@ -71,7 +71,7 @@ class _Float(OpenVinoExecutable):
         return self._run(compiled, tuple(constants), constants)
 
     def _in_order(self, activations: Sequence[Tensor], constants: Sequence[int]) -> list[Any]:
-        """Activations in the order of the model's inputs, and of memory."""
+        """Returns activations in the model's input order, row-major, as NumPy arrays."""
         moved = self.moved(constants)
         placed = {
             moved[x.place]: x.check.view(activations[x.at]).contiguous().numpy()
@@ -83,7 +83,7 @@ class _Float(OpenVinoExecutable):
 def quantized(
     model: Model, batches: Sequence[Sequence[Any]], precision: str, in_float: float = 0.0
 ) -> Model:
-    """A model in int8.
+    """Quantizes a model to int8 with NNCF.
 
     Args:
         model: With its weights as constants.

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 class RangedOpenVinoExecutable(OpenVinoExecutable):
-    """A compiled graph whose model has dynamic dimensions (see `OpenVinoExecutable`).
+    """Runs one model with dynamic dimensions on all sizes of a range.
 
     After the graph's inputs the model has those of the graph's sizes that it reads, as scalars.
 
@@ -86,13 +86,13 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         return run
 
     def scalars(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
-        """See `OpenVinoExecutable.scalars`."""
+        """Returns the model inputs that carry symbolic sizes, by index."""
         numbers = self._layout.numbers(activations)
         return {p: torch.tensor(n) for p, n in zip(self._scalars, numbers, strict=False)}
 
 
 class _Request:
-    """What one call at a time uses.
+    """Holds an inference request and its size inputs; used by one call at a time.
 
     Args:
         compiled: What runs.
@@ -120,6 +120,6 @@ def _writer(tensor: Tensor) -> Callable[[int], None]:
 
 
 def preserves_nonempty(node: fx.Node) -> bool:
-    """Returns whether a call on inputs that are not empty always has a result that is not empty."""
+    """Returns whether a call on non-empty inputs never has an empty result."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags or node.target in (aten.view.default, aten.reshape.default)

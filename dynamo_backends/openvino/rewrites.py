@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 def rewrite_calls(nodes: Iterable[fx.Node]) -> None:
-    """Rewrites those calls that there are rows for, in place."""
+    """Rewrites calls that OpenVINO's frontend converts wrongly, in place."""
     traces = CallTraces()
     for node in list(nodes):
         target: Any = node.target
@@ -57,7 +57,7 @@ _INTEGER_DIVISIONS = (
 
 
 def _log1p(x: Tensor) -> Tensor:
-    """Exact wherever `log` is: what is lost in 1 + x is lost in both factors (Goldberg, 1991)."""
+    """Computes log1p with log, corrected for the rounding of 1 + x (Goldberg, 1991)."""
     u = x + 1
     gained = u - 1
     result = torch.where(gained == 0, x, u.log() * (x / gained))
@@ -107,7 +107,7 @@ def _hypot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
-    """By the arc tangent of a number up to 1, and by the octant."""
+    """Computes atan2 from the arc tangent of a ratio up to 1, by octants."""
     height, width = y.abs(), x.abs()
     larger, smaller = torch.maximum(height, width), torch.minimum(height, width)
     quotient = smaller / larger.masked_fill(larger == 0, 1.0)
@@ -122,7 +122,7 @@ def _log_add_exp(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _log_cumsum_exp(x: Tensor, dim: int) -> Tensor:
-    """Each step doubles how many elements a sum is of (Hillis and Steele, 1986)."""
+    """Computes logcumsumexp by recursive doubling (Hillis and Steele, 1986)."""
     if not x.ndim:
         return x.clone()
     size = x.shape[dim]
@@ -145,7 +145,7 @@ def _rest(rounding_mode: str) -> Callable[..., Tensor]:
 
 
 def _in_dtype(number: int, x: Tensor) -> int:
-    """A number as eager casts it to the dtype of a tensor."""
+    """Wraps a number to an integer dtype's range, as eager does."""
     info = torch.iinfo(x.dtype)
     return (number - info.min) % (1 << info.bits) + info.min
 
@@ -155,7 +155,7 @@ def _is_nan(x: Tensor) -> Tensor:
 
 
 def _arg_extreme(find: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The position of the first of the extremes, or of the first NaN."""
+    """Makes an argmax or argmin that returns the first extreme, or the first NaN."""
 
     def rewrite(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if not x.ndim:
@@ -186,7 +186,7 @@ def _with_position(find: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, T
 
 
 def _key(x: Tensor) -> Tensor:
-    """Numbers in torch's order, in which NaN is the largest one; kernels know no order of NaN."""
+    """Returns sort keys that put NaN last, as torch does."""
     if not x.is_floating_point():
         return x
     return x.clamp_max(torch.finfo(x.dtype).max).masked_fill(_is_nan(x), math.inf)
@@ -205,7 +205,7 @@ def _topk(
 
 
 def _std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
-    """Of numbers of size 1, whose squares have a place in their type."""
+    """Computes std on values scaled to size 1, so that squares do not overflow."""
     largest = x.abs().amax(dim if dim else list(range(x.ndim)), keepdim=True)
     largest = largest.masked_fill(largest == 0, 1.0)
     result = torch.std(x / largest, dim, correction=correction, keepdim=True) * largest
@@ -213,13 +213,13 @@ def _std(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = 
 
 
 def _norm_of_one(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Of single numbers, whose squares may have no place in their type."""
+    """Returns the norm of single elements, their absolute value, without squaring."""
     result = torch.linalg.vector_norm(x, *args, **kwargs)
     return x.abs().view(result.shape)
 
 
 def _erfinv(x: Tensor) -> Tensor:
-    """Giles, Approximating the erfinv function (2010), in single precision."""
+    """Computes erfinv by Giles's approximation (2010), in float32."""
     w = -((1 - x) * (1 + x)).log()
     near, far = w - 2.5, w.sqrt() - 3
     result = torch.where(w < 5, _polynomial(_ERFINV_NEAR, near), _polynomial(_ERFINV_FAR, far)) * x
@@ -233,7 +233,7 @@ _ERFINV_FAR = (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0
 
 
 def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    """By Horner's rule, the highest power first."""
+    """Evaluates a polynomial by Horner's rule; the highest coefficient comes first."""
     result = torch.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         result = result * x + coefficient
@@ -241,7 +241,7 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def _shift(operator: Any, to_left: bool) -> Callable[..., Tensor]:
-    """As eager: to the left by the width or more gives 0, to the right only signs."""
+    """Makes a shift that is defined for counts beyond the width, as eager's is."""
 
     def rewrite(x: Tensor, count: Tensor | int) -> Tensor:
         bits = torch.iinfo(x.dtype).bits
@@ -278,7 +278,7 @@ _INSIDE: Mapping[Any, Callable[..., Any]] = {
 
 
 def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """The frontend's rule for several indices takes them for positions from the start."""
+    """Makes negative indices positive, which the frontend does not do."""
     return aten.index.Tensor(x, _from_the_start(x, indices))
 
 
@@ -298,7 +298,7 @@ def _from_the_start(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor 
 
 
 def _split(x: Tensor, size: int, dim: int = 0) -> Sequence[Tensor]:
-    """The frontend counts the parts, and takes every length for unknown in a model of a range."""
+    """Rewrites split to split_with_sizes, whose lengths the frontend knows."""
     length = x.shape[dim]
     return x.split_with_sizes([min(size, length - at) for at in range(0, length, size)], dim)
 

@@ -31,7 +31,7 @@ from dynamo_backends.runtime.staging import stage
 
 
 class OpenVinoExecutable(Executable):
-    """A compiled graph.
+    """Runs a compiled OpenVINO model on torch's memory.
 
     Weights become constants of a copy of the model, which is compiled when they are bound. Those
     that keep changing stay inputs of one compiled model that prepares nothing.
@@ -91,23 +91,23 @@ class OpenVinoExecutable(Executable):
         return self._run(self._live, (), given), copied
 
     def rest(self) -> None:
-        """See `Executable.rest`: of intermediate results, which the next call allocates again."""
+        """Frees the memory of intermediate results (see `Executable.rest`)."""
         for compiled in tuple(self._running):
             with contextlib.suppress(RuntimeError):  # a call is running, or the device cannot
                 compiled.release_memory()
 
     @functools.cached_property
     def _live(self) -> CompiledModel:
-        """The model whose inputs weights are."""
+        """Compiles the model with its weights as inputs, on first use."""
         return self._fixed or compile_model(self._model, self._settings)
 
     def _dense(self, weights: Sequence[Tensor]) -> dict[int, Tensor]:
-        """The weights that the model has, by their places in it."""
+        """Returns the weights that the model has, row-major, by input index."""
         dense = {place: in_row_major(weights[at]) for at, place in self._weights}
         return {place: t.to(computed_dtype(t.dtype)) for place, t in dense.items()}
 
     def moved(self, removed: Collection[int]) -> dict[int, int]:
-        """Places of the model's inputs after some became constants."""
+        """Maps the inputs left after some became constants to their new indices."""
         left = [place for place in self._places if place is not None and place not in removed]
         return {place: i for i, place in enumerate(sorted(left))}
 
@@ -117,7 +117,7 @@ class OpenVinoExecutable(Executable):
         constants: Sequence[int],
         weights: dict[int, Tensor] | None = None,
     ) -> Bound:
-        """A bound function.
+        """Returns a function that runs the compiled model on activations.
 
         Args:
             compiled: What runs.
@@ -150,7 +150,7 @@ class OpenVinoExecutable(Executable):
         return run
 
     def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
-        """OpenVINO's own execution, for benchmarks: everything is bound beforehand.
+        """Binds weights and inputs; returns a function that only runs OpenVINO.
 
         Args:
             weights: As for `bind`.
@@ -181,7 +181,7 @@ class OpenVinoExecutable(Executable):
         return execute
 
     def scalars(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Inputs of the model that are sizes of a call, by their places.
+        """Returns the model inputs that carry symbolic sizes, by index; none here.
 
         Args:
             activations: As for a bound function.
@@ -199,7 +199,7 @@ class OpenVinoExecutable(Executable):
 
 
 class _Request:
-    """What one call at a time uses: a request, and memory for what is small.
+    """Holds an inference request and buffers for small tensors; for one call at a time.
 
     Args:
         compiled: What runs.
@@ -264,7 +264,7 @@ class _Request:
 
 
 class _Input:
-    """An activation that the model has.
+    """Converts an activation to the layout and dtype of a model input.
 
     Args:
         at: Its position among the activations.
@@ -285,7 +285,7 @@ class _Input:
 
 
 class _Output:
-    """An output of the model."""
+    """Allocates a model output, and converts it to the layout and dtype of torch."""
 
     def __init__(self, value: Tensor):
         self._export = Exporter(value)
@@ -304,5 +304,5 @@ class _Output:
 
 
 def computed_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which OpenVINO has tensors of a dtype."""
+    """Returns the dtype in which OpenVINO computes: float32 for float64."""
     return torch.float32 if dtype == torch.float64 else dtype

@@ -22,7 +22,7 @@ from dynamo_backends.openvino.vendor import CompiledModel, Core, Model, Type, na
 
 @dataclass(frozen=True)
 class Settings:
-    """How models are compiled.
+    """How OpenVINO compiles a model: device, precision, threads and properties.
 
     Attributes:
         device: OpenVINO's name of it: "CPU", "GPU.1", "NPU".
@@ -39,7 +39,7 @@ class Settings:
     config: tuple[tuple[str, Any], ...] = ()
 
     def properties(self) -> dict[str, Any]:
-        """These settings as properties of the device."""
+        """Converts the settings to OpenVINO's device properties."""
         exact = self.precision == "float32"
         chosen: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": "f32" if exact else "bf16",
@@ -61,7 +61,7 @@ def _started() -> tuple[Core, int]:
 
 
 def core() -> Core:
-    """OpenVINO's registry of devices, started on first use.
+    """Returns this process's `openvino.Core`, created on first use.
 
     Raises:
         ForkedProcessError: It was started before this process was forked off.
@@ -72,13 +72,13 @@ def core() -> Core:
 
 
 def devices() -> Sequence[str]:
-    """Devices that OpenVINO finds here, such as "CPU" and "GPU.0"."""
+    """Returns the names of the devices that OpenVINO finds, such as "CPU" and "GPU.0"."""
     available: Sequence[str] = core().available_devices
     return available
 
 
 def describe_device(device: str) -> str:
-    """A device's full name, which what was compiled for it depends on; empty if it is absent."""
+    """Returns a device's full hardware name, for cache keys; "" if it is absent."""
     try:
         return str(core().get_property(device, "FULL_DEVICE_NAME"))
     except RuntimeError:
@@ -86,7 +86,7 @@ def describe_device(device: str) -> str:
 
 
 def writable_properties(device: str) -> Sequence[str]:
-    """Names of the properties that models may be compiled with."""
+    """Returns the names of a device's properties that can be set."""
     properties = core().get_property(device, "SUPPORTED_PROPERTIES")
     return [name for name, access in properties.items() if access != "RO"]
 
@@ -102,7 +102,7 @@ def _immortal(compiled: CompiledModel) -> CompiledModel:
 
 
 def with_weights(model: Model, weights: Mapping[int, Tensor]) -> Model:
-    """A copy of a model in which some inputs are constants.
+    """Clones a model and turns inputs into constants that share torch's memory.
 
     Args:
         model: It is not changed.
@@ -131,7 +131,7 @@ def _round(constant: Any, tensor: Tensor) -> None:
 
 
 def passed_through(compiled: CompiledModel) -> dict[int, int]:
-    """Outputs that are nothing but inputs, after OpenVINO's optimisations, with these inputs.
+    """Maps indices of outputs that merely return an input to that input's index.
 
     OpenVINO's CPU device leaves the memory that was given for such an output untouched.
     """
@@ -149,14 +149,14 @@ def passed_through(compiled: CompiledModel) -> dict[int, int]:
 
 
 def make_request(compiled: CompiledModel) -> Any:
-    """A request of OpenVINO's own class, without the costs of the Python class around it."""
+    """Creates an inference request of the native class, without the Python wrapper's cost."""
     request = native.CompiledModel.create_infer_request(compiled)
     immortal_in_children(request)
     return request
 
 
 def wrap(tensor: Tensor, port: Any = None) -> openvino.Tensor:
-    """A row-major CPU tensor as OpenVINO's, sharing its memory.
+    """Makes an OpenVINO tensor that shares the memory of a row-major CPU tensor.
 
     OpenVINO's tensor keeps the memory alive, requests that it is given to do not.
 
@@ -177,19 +177,19 @@ def wrap(tensor: Tensor, port: Any = None) -> openvino.Tensor:
 
 
 def export(compiled: CompiledModel) -> bytes:
-    """A compiled model for `import_model` on the same kind of machine."""
+    """Exports a compiled model as bytes, for the same kind of machine."""
     stream = io.BytesIO()
     compiled.export_model(stream)
     return stream.getvalue()
 
 
 def import_model(blob: bytes, settings: Settings) -> CompiledModel:
-    """Loads what `export` made; raises on damaged or foreign bytes."""
+    """Loads an exported compiled model; raises if the bytes are damaged or foreign."""
     return _immortal(core().import_model(blob, settings.device, settings.properties()))
 
 
 def serialize(model: Model) -> tuple[bytes, bytes]:
-    """A model in OpenVINO's own format: the operations, and its constants."""
+    """Serializes an uncompiled model: its XML text, and its constants."""
     with tempfile.TemporaryDirectory() as folder:
         text, constants = Path(folder) / "model.xml", Path(folder) / "model.bin"
         openvino.serialize(model, text, constants)
@@ -197,6 +197,6 @@ def serialize(model: Model) -> tuple[bytes, bytes]:
 
 
 def deserialize(text: bytes, constants: bytes) -> Model:
-    """Reads what `serialize` made; raises on damaged bytes."""
+    """Reads a serialized model; raises on damaged bytes."""
     data = np.frombuffer(constants or b"\0", dtype=np.uint8)
     return core().read_model(text, openvino.Tensor(data.copy()))

@@ -52,7 +52,7 @@ _verdicts = Verdicts("ov", sources=("openvino", "graph/value_ranges.py"))
 
 
 def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
-    """What is known about a call, after a trial if need be; `keep`: verdicts are kept on disk."""
+    """Returns the support of a call; tries it on samples if no verdict is cached."""
     with disable_current_modes(), torch.no_grad():
         known = known_inputs(node)
         reason = _untriable(node, known)
@@ -63,7 +63,7 @@ def supports(node: fx.Node, settings: Settings, keep: bool) -> Support:
 
 
 def try_together(nodes: Iterable[fx.Node], settings: Settings, keep: bool) -> None:
-    """Finds verdicts on those calls that are right when they are compiled side by side.
+    """Tries many calls in one model, and records verdicts for those that are right.
 
     Args:
         nodes: Calls.
@@ -88,7 +88,7 @@ def _kind(node: fx.Node, settings: Settings, known: Integers) -> str:
 
 
 def _try_all(calls: Mapping[str, _Call], settings: Settings) -> dict[str, Verdict]:
-    """Verdicts on those calls that are right as they are."""
+    """Tries calls merged into one model; returns verdicts for those that are right."""
     right: set[str] = set()
     for is_narrow in (False, True):
         trials: dict[str, Trial] = {}
@@ -106,7 +106,7 @@ def _compile(settings: Settings, is_narrow: bool) -> Compile:
 
 
 def _untriable(node: fx.Node, known: Integers) -> str | None:
-    """Why a call cannot even be tried; None if it can."""
+    """Returns why a call cannot be tried at all; None if it can."""
     reason = exclusions.why_not(node) or not_plain(node, _VENDOR)
     if reason is not None:
         return reason
@@ -125,14 +125,14 @@ def _untriable(node: fx.Node, known: Integers) -> str | None:
 
 
 def _used_tensors(node: fx.Node) -> Iterable[Tensor]:
-    """The tensors that a call reads, and those of its results that are read."""
+    """Yields the fake tensors of a call's operands and of its used results."""
     value: Any = node.meta.get("val")
     results = value if isinstance(value, Tensor) else [value[i] for i in used_results(node)]
     return (*(n.meta["val"] for n in node.all_input_nodes), *tensors(results))
 
 
 def _described(node: fx.Node, values: Sequence[Tensor]) -> str:
-    """What a verdict depends on of known values: all, but where they are only looked at otherwise.
+    """Hashes known values for the verdict's key; "distinct" for views of such values.
 
     Where they all differ, a view shows whether each one arrives at its place.
     """
@@ -161,7 +161,7 @@ def _try(node: fx.Node, settings: Settings, known: Integers) -> Verdict:
 
 
 def _run(node: fx.Node, compile_graph: Compile, known: Integers) -> str | None:
-    """What is wrong with a call compiled alone; None if nothing is.
+    """Runs a call alone; returns what is wrong, or None.
 
     It is run on the values that its inputs are known to have, or on a sample.
     """
@@ -171,7 +171,7 @@ def _run(node: fx.Node, compile_graph: Compile, known: Integers) -> str | None:
 
 
 def _tried_on(node: fx.Node, known: Integers) -> tuple[fx.Node, Given | None]:
-    """The call that is tried in the place of another one, and on what; None: on samples."""
+    """Returns the call to try, perhaps a smaller one, and its inputs; None: samples."""
     if known.values:
         return node, lambda: [list(known.values)]
     if known.ranges:
@@ -183,14 +183,14 @@ def _tried_on(node: fx.Node, known: Integers) -> tuple[fx.Node, Given | None]:
 
 
 def _within(given: Iterable[list[Any]], ranges: Sequence[Any]) -> Iterable[list[Any]]:
-    """Samples with integers of these ranges."""
+    """Clamps the integers of samples to known ranges."""
     for args in given:
         pairs = zip(args, ranges, strict=True)
         yield [x if bounds is None else x.clamp(*bounds) for x, bounds in pairs]
 
 
 def _checked(graph: Graph) -> Graph:
-    """A graph of what a call is decomposed into.
+    """Returns a decomposition's graph; raises if one of its calls is excluded.
 
     Raises:
         LoweringError: A call in it is not given to OpenVINO.

@@ -15,7 +15,7 @@ _TELEMETRY = "openvino_telemetry"
 
 @contextlib.contextmanager
 def without_telemetry() -> Iterator[None]:
-    """Inside the block `openvino_telemetry` cannot be imported; afterwards it can."""
+    """Makes `openvino_telemetry` unimportable inside the block."""
     modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]
     imported = modules.pop(_TELEMETRY, None)
     modules[_TELEMETRY] = None

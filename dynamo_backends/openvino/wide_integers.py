@@ -48,7 +48,7 @@ _ACCUMULATING = (
 
 
 def is_wide(node: fx.Node) -> bool:
-    """Whether a call computes with integers that may not fit into 32 bits, and there is a rule."""
+    """Returns whether a call's 64-bit integers may exceed 32 bits, and a pair rule exists."""
     if node.op != "call_function" or node.target not in RULES:
         return False
     read = _operands(node)
@@ -63,7 +63,7 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:
-    """What a call reads, without positions."""
+    """Returns the nodes that a call reads, without index operands."""
     positions = _POSITIONS.get(node.target, ())  # type: ignore[call-overload]
     values = [x for i, x in enumerate(node.args) if i not in positions]
     return [x for x in pytree.tree_leaves((values, node.kwargs)) if isinstance(x, fx.Node)]
@@ -72,7 +72,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 def split_integers(
     module: fx.GraphModule, wide: Collection[fx.Node]
 ) -> tuple[frozenset[str], list[bool], list[fx.Node]]:
-    """Rewrites calls on integers that may not fit into 32 bits, in place.
+    """Rewrites calls on wide 64-bit integers to calls on int32 pairs, in place.
 
     Args:
         module: Its inputs and outputs are row-major (see `legalize.store`).
@@ -97,7 +97,7 @@ def split_integers(
 
 @functools.cache
 def _rule(target: Any) -> Callable[..., Any]:
-    """A rule whose results are plain tuples, as those of graphs are."""
+    """Returns a pair rule with plain tuples as results, as graphs have them."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = RULES[target](*args, **kwargs)
@@ -141,7 +141,7 @@ class _Splitter:
         return self.graph.call_function(target, args, kwargs)
 
     def _narrowed(self, pair: Any, node: fx.Node) -> fx.Node:
-        """The integers as those readers take them who know that they are small."""
+        """Converts a pair's lower half to int64, for readers of small integers."""
         narrow: fx.Node = self._call(aten._to_copy.default, pair.low, dtype=torch.int64)
         narrow.meta = {**pair.low.meta, "val": node.meta["val"]}
         return narrow
@@ -171,7 +171,7 @@ class _Splitter:
             self.graph.erase_node(node)
 
     def _widen(self, node: fx.Node) -> Any:
-        """A pair in the place of 64-bit integers."""
+        """Returns the pair for an int64 node; sign-extends it if it has none."""
         if node in self._pairs or not is_long(node):
             return self._pairs.get(node, node)
         if node not in self._widened:
@@ -226,7 +226,7 @@ class _Splitter:
 
 @dataclass(frozen=True)
 class Integers:
-    """What is known about a call on 64-bit integers that all fit into 32 bits.
+    """Known values or ranges of a call's 64-bit inputs, all within 32 bits.
 
     Attributes:
         values: Of all inputs, if they are known.
@@ -241,12 +241,12 @@ UNKNOWN = Integers()
 
 
 def is_long(node: fx.Node) -> bool:
-    """Whether a node's value, or one of them, has 64-bit integers."""
+    """Returns whether a node's value, or one of its results, is an int64 tensor."""
     return any(value.dtype == torch.int64 for value in tensors(node.meta.get("val")))
 
 
 def known_inputs(node: fx.Node) -> Integers:
-    """What is known about the inputs of a call, if its result fits into 32 bits as well."""
+    """Returns the known values or ranges of a call's inputs; `UNKNOWN` if some are not."""
     if not any(map(is_long, node.all_input_nodes)):
         return UNKNOWN
     values = [known_value(n) for n in (*node.all_input_nodes, node)]
@@ -261,7 +261,7 @@ def known_inputs(node: fx.Node) -> Integers:
 
 
 def are_narrow(node: fx.Node) -> bool:
-    """Whether all 64-bit integers that a call reads and returns fit into 32 bits."""
+    """Returns whether all 64-bit integers that a call reads and returns fit 32 bits."""
     return known_inputs(node) != UNKNOWN or _are_within(ValueRanges(), node)
 
 
@@ -282,7 +282,7 @@ def _are_within(ranges: ValueRanges, node: fx.Node) -> bool:
 
 
 def _is_within(found: Any) -> bool:
-    """Whether a range is known, and within 32 bits."""
+    """Returns whether a range is known and fits into 32 bits."""
     return found is not None and all(isinstance(n, int) and abs(n) < 1 << 31 for n in found)
 
 

@@ -68,7 +68,7 @@ class OrtOptions(Int8Options):
 
 
 class OnnxRuntime(Backend):
-    """See the module's docstring. Picks the execution provider by the tensors' device."""
+    """The backend `onnxrt`: picks CPU or CUDA providers by the tensors' device."""
 
     name = "onnxrt"
     summary = "ONNX Runtime, on the device of the tensors"
@@ -179,7 +179,7 @@ class OnnxRuntime(Backend):
 
 
 class OnnxRuntimeCPU(OnnxRuntime):
-    """ONNX Runtime on the CPU."""
+    """The backend `onnxrt_cpu`: takes graphs on the CPU only."""
 
     name = "onnxrt_cpu"
     summary = "ONNX Runtime on the CPU"
@@ -188,7 +188,7 @@ class OnnxRuntimeCPU(OnnxRuntime):
 
 
 class OnnxRuntimeCUDA(OnnxRuntime):
-    """ONNX Runtime on CUDA devices."""
+    """The backend `onnxrt_cuda`: takes graphs on CUDA devices only."""
 
     name = "onnxrt_cuda"
     summary = "ONNX Runtime on CUDA devices"
@@ -216,7 +216,7 @@ def _settings(nodes: Iterable[fx.Node], options: OrtOptions) -> Any:
 
 
 def _providers(device: tuple[str, int], options: OrtOptions) -> tuple[cuda.Provider, ...]:
-    """The providers for a device, the preferred one first; the user's options are for that one."""
+    """Returns the execution providers of a device with their options, the preferred first."""
     given = options.provider_options or {}
     if device[0] == "cpu":
         return ((cuda.CPU, tuple(sorted(given.items()))),)
@@ -247,7 +247,7 @@ def _of_trials(node: fx.Node, options: OrtOptions) -> Any:
 
 
 def _check_tensorrt(options: OrtOptions, backend: str) -> None:
-    """TensorRT's provider computes float32 in TF32, and has no option against that."""
+    """Raises if TensorRT's provider is missing, or torch forbids TF32, which it needs."""
     if options.provider != "tensorrt":
         return
     from dynamo_backends.ort.session import available_providers

@@ -25,7 +25,7 @@ from dynamo_backends.runtime.ranged import RangedLayout, for_range
 
 
 def compile_graph(graph: Graph, settings: SessionSettings) -> OrtExecutable:
-    """Compiles a graph of supported calls.
+    """Lowers a graph to ONNX and makes the ONNX Runtime executable that runs it.
 
     Args:
         graph: For concrete shapes. Where these come from symbolic ones, one model serves a range.
@@ -70,7 +70,7 @@ def _kind(ranged: bool) -> type[OrtExecutable]:
 
 
 class RangedOrtExecutable(OrtExecutable):
-    """A compiled graph whose model has symbolic dimensions (see `OrtExecutable`).
+    """An executable whose ONNX model has symbolic dimensions and serves many sizes.
 
     Raises:
         CompileError: The shapes of outputs do not follow from those of inputs.

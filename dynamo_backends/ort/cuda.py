@@ -29,7 +29,7 @@ NO_HOST = ("session.disable_cpu_ep_fallback", "1")
 
 
 def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str, str]:
-    """Options of the CUDA provider.
+    """Returns the options of ONNX Runtime's CUDA provider, as names and values.
 
     Args:
         index: Index of the device.
@@ -48,7 +48,7 @@ def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str
 
 
 def tensorrt_entries(index: int, folder: Path | None, graphs: bool) -> dict[str, str]:
-    """Options of the TensorRT provider.
+    """Returns the options of ONNX Runtime's TensorRT provider, as names and values.
 
     Args:
         index: Index of the device.
@@ -67,7 +67,7 @@ def tensorrt_entries(index: int, folder: Path | None, graphs: bool) -> dict[str,
 
 
 def _device(index: int) -> dict[str, str]:
-    """Nothing for the first device, which is ONNX Runtime's default.
+    """Returns the device option; empty for device 0, for which ONNX Runtime may warn.
 
     Whoever names a device is warned at each session since 1.26, unless the provider is a plugin.
     """
@@ -75,7 +75,7 @@ def _device(index: int) -> dict[str, str]:
 
 
 def with_stream(provider: str, entries: dict[str, str], device: tuple[str, int]) -> dict[str, str]:
-    """The options with the stream that the session is to use, which exists in this process only."""
+    """Adds the session's CUDA stream to a GPU provider's options; not to be stored."""
     if provider not in (CUDA, TENSORRT):
         return entries
     handle = session_stream(device[1]).cuda_stream
@@ -83,7 +83,7 @@ def with_stream(provider: str, entries: dict[str, str], device: tuple[str, int])
 
 
 def session_stream(index: int) -> Any:
-    """The stream on which all sessions of a device run.
+    """Returns the CUDA stream on which all sessions of a device run.
 
     torch's default stream has the handle 0, which ONNX Runtime takes for "none given".
     """
@@ -92,7 +92,7 @@ def session_stream(index: int) -> Any:
 
 @contextlib.contextmanager
 def ordered_with_torch(index: int) -> Iterator[None]:
-    """Context manager that orders a session's stream after torch's, and torch's after.
+    """Orders the session's stream after torch's, and torch's after it (context manager).
 
     The host waits for nothing. Memory of inputs and outputs is torch's, taken on the current
     stream, and that stream waits: so no memory is given away while a session uses it.

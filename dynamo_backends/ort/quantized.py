@@ -36,7 +36,7 @@ _LARGEST = 2_000_000_000  # bytes of a protobuf
 
 
 class OrtInt8Executable(QuantizedExecutable):
-    """A block that ONNX Runtime computes in int8.
+    """An executable whose sessions run a model that was quantized to int8.
 
     Args:
         graph: With static shapes, on the CPU.
@@ -69,7 +69,7 @@ class _Float(OrtExecutable):
         return self._run(self._session(model, {}))
 
     def with_weights(self, weights: Sequence[Tensor]) -> onnx.ModelProto:
-        """The model with its weights in it."""
+        """Returns the model with its weights inside; raises if they exceed protobuf's limit."""
         model = ir.from_proto(onnx.load_model_from_string(self.model))
         tensors = self.model_weights(weights)
         size = sum(t.nbytes for t in tensors.values())
@@ -94,7 +94,7 @@ def quantized(
     precision: str,
     in_float: float = 0.0,
 ) -> bytes:
-    """A model in int8.
+    """Quantizes an ONNX model to int8; returns it serialized.
 
     Args:
         model: With its weights.
@@ -149,7 +149,7 @@ def _first(model: onnx.ModelProto, part: float) -> list[str]:
 
 
 def _forget_shapes_of_weights(path: Path) -> None:
-    """The quantizer transposes weights, and takes their old shapes for contradictions."""
+    """Removes the weights' shapes: the quantizer transposes weights and would object."""
     model = onnx.load(path)
     weights = {tensor.name for tensor in model.graph.initializer}
     kept = [value for value in model.graph.value_info if value.name not in weights]
@@ -160,7 +160,7 @@ def _forget_shapes_of_weights(path: Path) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The quantizer speaks through the root logger, which logging then gives a handler."""
+    """Silences the root logger, which the quantizer uses (context manager)."""
     root, handler = logging.getLogger(), logging.NullHandler()
     level = root.level
     root.addHandler(handler)

@@ -37,7 +37,7 @@ _nowhere = ctypes.addressof(_scratch)  # of empty tensors: ONNX Runtime takes no
 
 @dataclass(frozen=True)
 class ModelNames:
-    """Names in the model.
+    """The ONNX model's names of the graph's inputs and outputs.
 
     Attributes:
         inputs: One per graph input; None for inputs that the model does not have.
@@ -49,7 +49,7 @@ class ModelNames:
 
 
 class OrtExecutable(Executable):
-    """A compiled graph.
+    """A compiled graph: its ONNX model, and a session per set of bound weights.
 
     Weights are prepared by making a session of them. Those that keep changing are inputs of one
     session that prepares nothing.
@@ -101,14 +101,14 @@ class OrtExecutable(Executable):
 
     @functools.cached_property
     def _live(self) -> Any:
-        """The session whose inputs weights are; it prepares nothing."""
+        """The session that takes weights as inputs and prepares nothing, made once."""
         return self._fixed or self._session(with_weights_as_inputs(self.model), {})
 
     def _session(self, model: bytes, weights: Mapping[str, Tensor]) -> Any:
         return make_session(model, weights, self.settings, self.serves_range)
 
     def model_weights(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Row-major tensors by the names of the model's weights.
+        """Returns the weights as row-major tensors, by their names in the model.
 
         Args:
             weights: As for `bind`.
@@ -158,7 +158,7 @@ class OrtExecutable(Executable):
         return run
 
     def _run_static(self, binding: Any, launch: Callable[[Any], None]) -> Bound:
-        """As `_run`, in memory that stays where it is: CUDA graphs read and write there."""
+        """Returns a run function on fixed memory, as CUDA graphs need; copies in and out."""
         device, lock = ort_device(self.settings.device), fork_safe_lock()
         where = torch.device(*self.settings.device)
         static: list[tuple[StaticInputs, OutputCopies]] = []
@@ -188,7 +188,7 @@ class OrtExecutable(Executable):
         return run
 
     def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
-        """ONNX Runtime's own execution, for benchmarks: everything is bound beforehand.
+        """Binds all inputs and outputs once; returns ONNX Runtime's bare run, for benchmarks.
 
         Args:
             weights: As for `bind`.
@@ -222,7 +222,7 @@ class OrtExecutable(Executable):
 
 
 def new_binding(session: Any, device: Any, live: Sequence[tuple[str, Tensor]]) -> Any:
-    """A session's binding to which only the weights that are inputs are bound.
+    """Creates a session's I/O binding with only the live weights bound.
 
     Args:
         session: ONNX Runtime's.
@@ -236,14 +236,14 @@ def new_binding(session: Any, device: Any, live: Sequence[tuple[str, Tensor]]) -
 
 
 def where_to_put(settings: SessionSettings) -> torch.device | None:
-    """Returns the device on which torch allocates outputs; None: in CPU memory."""
+    """Returns the torch device of outputs; None for the CPU."""
     return torch.device(*settings.device) if settings.device[0] != "cpu" else None
 
 
 def launcher(
     session: Any, options: onnxruntime.RunOptions, settings: SessionSettings
 ) -> Callable[[Any], None]:
-    """Returns a function that runs a session on a binding, in order with torch's work."""
+    """Returns a function that runs a session on a binding, ordered with torch's stream."""
     if settings.device[0] == "cpu":
         return lambda binding: session.run_with_iobinding(binding, options)
     index = settings.device[1]
@@ -324,7 +324,7 @@ class _Output:
         self.torch_dtype = value.dtype
 
     def make(self, device: torch.device | None) -> Tensor:
-        """Memory for one result."""
+        """Allocates a result's memory."""
         return torch.empty(self.shape, dtype=self.torch_dtype, device=device)
 
 
@@ -336,7 +336,7 @@ def _no_address(_: Tensor) -> int:
 
 
 def bind_tensor(bind: Callable[..., Any], name: str, device: Any, tensor: Tensor) -> None:
-    """Binds a row-major tensor to a name of the model.
+    """Binds a row-major tensor's memory to a model name; it must outlive the runs.
 
     Args:
         bind: The method of ONNX Runtime's binding, for inputs or for outputs.

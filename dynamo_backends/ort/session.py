@@ -44,7 +44,7 @@ _SILENT = 4  # errors are raised as exceptions as well
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """How sessions are made.
+    """The settings of a session: providers, device, threads, and optimization level.
 
     Attributes:
         providers: Execution providers with their options, the preferred one first.
@@ -64,7 +64,7 @@ class SessionSettings:
     graphs: bool = False
 
     def options(self) -> onnxruntime.SessionOptions:
-        """These settings as ONNX Runtime's object."""
+        """Returns these settings as `onnxruntime.SessionOptions`."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads or torch.get_num_threads()
         options.inter_op_num_threads = 1
@@ -78,7 +78,7 @@ class SessionSettings:
 def make_session(
     model: bytes, weights: Mapping[str, Tensor], settings: SessionSettings, ranged: bool = False
 ) -> Any:
-    """A session of a model.
+    """Creates an ONNX Runtime session of a model with its weights.
 
     Args:
         model: Serialized; its initializers without data are those in `weights`.
@@ -120,7 +120,7 @@ def make_session(
 
 
 def import_tensor(tensor: Tensor) -> Any:
-    """A row-major CPU tensor as an OrtValue that shares its memory and keeps it alive."""
+    """Wraps a row-major CPU tensor as an OrtValue that shares and keeps its memory."""
     # A tensor of its own, so that the value does not keep the caller's Parameter alive.
     own, is_bool = tensor.detach(), tensor.dtype == torch.bool
     # ONNX Runtime reads no bool of DLPack; told so, it takes bytes for it.
@@ -128,7 +128,7 @@ def import_tensor(tensor: Tensor) -> Any:
 
 
 def run_options(settings: SessionSettings) -> onnxruntime.RunOptions:
-    """How a session of these settings is run: on CUDA the host does not wait for the result."""
+    """Returns the run options: on CUDA, do not synchronize the host after a run."""
     options = onnxruntime.RunOptions()
     if settings.device[0] == "cuda":
         options.add_run_config_entry(*cuda.NO_SYNCHRONIZATION)
@@ -136,7 +136,7 @@ def run_options(settings: SessionSettings) -> onnxruntime.RunOptions:
 
 
 def with_weights_as_inputs(model: bytes) -> bytes:
-    """The same model, with inputs in the place of initializers without data."""
+    """Turns a model's external initializers into inputs; returns it serialized."""
     proto = onnx.load_model_from_string(model)
     graph = proto.graph
     weights = [t for t in graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
@@ -148,16 +148,16 @@ def with_weights_as_inputs(model: bytes) -> bytes:
 
 
 def ort_device(device: tuple[str, int]) -> Any:
-    """ONNX Runtime's name of a torch device."""
+    """Returns the `OrtDevice` of a torch device type and index."""
     kind = C.OrtDevice.cuda() if device[0] == "cuda" else C.OrtDevice.cpu()
     return C.OrtDevice(kind, C.OrtDevice.default_memory(), device[1])
 
 
 def available_providers() -> Sequence[str]:
-    """The execution providers of the installed wheel."""
+    """Returns the names of the installed wheel's execution providers."""
     return onnxruntime.get_available_providers()
 
 
 def plain_message(error: BaseException) -> str:
-    """The first line of one of ONNX Runtime's messages, without its codes."""
+    """Returns the first line of an ONNX Runtime error, without its codes."""
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : ([A-Z_]+) : ", r"\1: ", first_line(error))

@@ -39,7 +39,7 @@ _verdicts = Verdicts("onnxrt", sources=("onnx", "ort"))
 
 
 def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool) -> Verdict:
-    """What is known about a call, after a trial if need be.
+    """Returns a call's verdict: the stored one, or else that of a trial.
 
     Args:
         node: The call.
@@ -57,7 +57,7 @@ def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool)
 def try_together(
     nodes: Iterable[fx.Node], compile_graph: Compile, settings: object, keep: bool
 ) -> None:
-    """Finds verdicts on those calls that are right when they are compiled side by side.
+    """Tries calls merged in few graphs; stores verdicts of those that are right.
 
     Args:
         nodes: Calls.
@@ -82,7 +82,7 @@ def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, 
 
 
 def _untriable(node: fx.Node) -> str | None:
-    """Why a call cannot even be tried; None if it can."""
+    """Returns why a call cannot even be tried on ONNX Runtime; None if it can."""
     reason = exporter_lowerings.why_not_call(node)
     if reason is not None and not has_decomposition(node.target):
         return reason
@@ -108,6 +108,6 @@ def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
 
 
 def _run(node: fx.Node, compile_graph: Compile) -> str | None:
-    """What is wrong with a call compiled alone; None if nothing is."""
+    """Compiles and runs a call alone; returns what is wrong, or None."""
     make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
     return try_call(node, make, _VENDOR, plain_message, exporter_lowerings.spared)

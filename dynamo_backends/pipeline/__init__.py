@@ -1,1 +1,1 @@
-"""The way of a captured graph to a program."""
+"""Compiles a captured graph: passes, partitioning, backend, program."""

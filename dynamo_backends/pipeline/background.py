@@ -1,4 +1,4 @@
-"""Compiles beside the calls: one thread per process, which lets calls go first.
+"""Compiles in a background thread that yields to compiled and eager calls.
 
 What it can it has another process do (`compiler_process`). What a vendor does in C++ here runs
 beside a call. What is Python here (passes, loading) does not: each operator of a call in eager
@@ -170,7 +170,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> bool:
-    """Has something compiled, unless it is being compiled already.
+    """Queues a compilation unless it is already queued; returns whether it is queued.
 
     Args:
         mark: What it is, among what its owner asks for.
@@ -185,12 +185,12 @@ def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> bool:
 
 
 def is_beside() -> bool:
-    """Returns whether the caller compiles in the background, so that nobody waits for it."""
+    """Returns whether the calling thread is the background compile thread."""
     return _worker.is_here
 
 
 def wait(timeout: float | None = None) -> bool:
-    """Waits until all is compiled that was asked for.
+    """Waits for all queued compilations; returns False on timeout.
 
     Args:
         timeout: Seconds; None: for as long as it takes.
@@ -202,7 +202,7 @@ def wait(timeout: float | None = None) -> bool:
 
 
 def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
-    """A boxed function during whose calls the thread gives way, and other processes are stopped."""
+    """Wraps a boxed function so that background compilation pauses during its calls."""
 
     def call(args: list[Any]) -> Sequence[Any]:
         if not _worker.goes_second:
@@ -218,7 +218,7 @@ def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any
 
 
 def backward_first(outputs: Sequence[Any]) -> None:
-    """The same while gradients of a call's outputs are computed."""
+    """Pauses background compilation during the backward pass of these outputs."""
     worker = _worker
     if not worker.goes_second:
         return

@@ -1,4 +1,4 @@
-"""Programs of one graph: split into blocks, each compiled or loaded, the rest left to eager."""
+"""Builds a program of a graph: partitions it, compiles or loads each block."""
 
 import dataclasses
 import functools
@@ -95,7 +95,7 @@ _BY_DESIGN = _AT_THE_EDGES | {KEPT_BY_OPTION}
 
 
 def build_program(backend: Backend, graph: Graph, options: Options, report: GraphReport) -> Program:
-    """Partitions a graph and compiles its blocks.
+    """Partitions a graph, compiles its blocks, and returns the program.
 
     Args:
         backend: What compiles them.
@@ -110,7 +110,7 @@ def build_program(backend: Backend, graph: Graph, options: Options, report: Grap
 
 
 class ProgramBuilder:
-    """Splits one graph with static shapes into blocks, and makes a program of them.
+    """Partitions a static-shape graph into blocks and builds a program of them.
 
     Args:
         backend: What compiles the blocks.
@@ -146,7 +146,7 @@ class ProgramBuilder:
         self.serves_range = False
 
     def build(self) -> Program:
-        """Partitions and compiles, until every block compiles."""
+        """Partitions and compiles, repeatedly, until every block compiles."""
         with stage(PLAN):
             self._plan = self._planned()
         while True:
@@ -467,7 +467,7 @@ def _compile(backend: Backend, options: Options, plan: Plan, graph: Graph) -> Ex
 
 
 class InductorBlocks(Backend):
-    """Compiles functional ATen graphs with Inductor."""
+    """Backend that compiles functional ATen graphs with Inductor."""
 
     name = "inductor"
     summary = "torch's own compiler, for graphs with many small blocks"
@@ -487,7 +487,7 @@ class InductorBlocks(Backend):
 
 
 class Registers:
-    """Numbers of registers: of a graph's inputs, then of what its parts compute, then of sizes.
+    """Assigns register numbers: graph inputs, then results of parts, then sizes.
 
     Args:
         inputs: Names of the graph's inputs.
@@ -503,20 +503,20 @@ class Registers:
         return len(self._of) + len(self._sizes)
 
     def add(self, names: Iterable[str]) -> None:
-        """Gives registers to values; before any size gets one."""
+        """Assigns registers to values; must precede `of_size`."""
         for name in names:
             self._of.setdefault(name, len(self._of))
 
     def of(self, name: str) -> int:
-        """Returns the register of a value."""
+        """Returns the register number of a value by node name."""
         return self._of[name]
 
     def of_size(self, size: Size | FloatOfSizes) -> int:
-        """Returns the register of a size, or a float of sizes, that differs from call to call."""
+        """Returns the register number of a dynamic size, assigning it on first use."""
         return self._sizes.setdefault(size.expression, (len(self), size))[0]
 
     def sizes_computed(self, places: Sequence[fx.Node]) -> Iterator[Instruction]:
-        """Returns what computes the sizes, if any, at the start of a program.
+        """Yields the instruction that computes dynamic sizes; none if all are static.
 
         Args:
             places: The graph's inputs.
@@ -535,7 +535,7 @@ def dead_after(
     writes: Sequence[Sequence[int]],
     outputs: Sequence[int | Literal],
 ) -> list[tuple[int, ...]]:
-    """Returns the registers that nobody reads after each part.
+    """Returns for each part the registers that no later part reads.
 
     Args:
         reads: Reads of each part.

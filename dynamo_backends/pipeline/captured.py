@@ -1,4 +1,4 @@
-"""The way of a captured graph: AOT Autograd, normal form, and a `CompiledGraph` for each graph."""
+"""Compiles a graph that Dynamo captured: AOT Autograd, normal form, `CompiledGraph`."""
 
 import dataclasses
 import itertools
@@ -71,7 +71,7 @@ def compile_captured(
     example_inputs: Sequence[Any],
     options: Options,
 ) -> Callable[..., Any]:
-    """Compiles what Dynamo captured.
+    """Compiles Dynamo's graph; returns a function with its calling convention.
 
     Args:
         backend: What compiles the graphs.
@@ -204,7 +204,7 @@ def compile_exported(
     options: Options,
     static: frozenset[int],
 ) -> tuple[Callable[[list[Any]], Sequence[Any]], GraphReport]:
-    """Compiles a functional inference graph that was neither captured nor traced here.
+    """Compiles a functional inference graph that Dynamo did not capture.
 
     Args:
         backend: What compiles it.
@@ -360,7 +360,7 @@ class _GraphPipeline:
 
 
 def is_checked(inputs: Sequence[Any], residency: Residency | None) -> bool:
-    """Returns whether positions are checked: on CPUs.
+    """Returns whether compiled code checks index bounds; only on the CPU.
 
     Elsewhere reading a flag would wait for the device; eager raises no error at that call, either.
     """

@@ -1,4 +1,4 @@
-"""One functional graph: which program serves which sizes, and what runs while there is none."""
+"""Chooses or compiles the program for each call's shapes of a functional graph."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ def in_eager(
     error: Exception,
     stage: str,
 ) -> Callable[..., Any]:
-    """Eager in place of a graph that could not be compiled (see `EagerSwitch.uncompiled`)."""
+    """Reports a failed compilation and returns the eager function; may raise."""
     EagerSwitch(eager, [report], "graph", options.fallback == "eager").uncompiled(error, stage)
     with done_without(report, "describing a graph"):
         describe_uncompiled(report, module.graph)
@@ -75,7 +75,7 @@ def _served_by(serves_range: bool, padded: bool) -> ServedBy:
 
 @dataclasses.dataclass
 class InEager:
-    """A functional graph of which nothing was compiled.
+    """Runs a functional graph in eager and counts its calls.
 
     Attributes:
         module: The graph.
@@ -102,7 +102,7 @@ class InEager:
 
 @dataclasses.dataclass
 class Raising:
-    """Stands in for a program that eager must not replace: each call raises the reason."""
+    """Raises a compilation's error at each call where eager must not replace it."""
 
     error: Exception
     served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
@@ -114,7 +114,7 @@ class Raising:
 
 
 class CompiledGraph:
-    """One functional graph; compiles it for every set of shapes that it meets.
+    """A functional graph that is compiled for each new set of input shapes.
 
     A graph with static shapes is compiled at once, one with symbolic shapes at its first calls.
     Under `run()` what is not compiled yet runs in eager. With `while_compiling="eager"` all is
@@ -194,12 +194,12 @@ class CompiledGraph:
 
     @property
     def compiles_beside(self) -> bool:
-        """Returns whether anything of it may be compiled while it is called."""
+        """Whether background compilation may happen during its calls."""
         return self._options.is_beside or self._padded is not None
 
     @property
     def static_program(self) -> Any:
-        """The program of a graph with static shapes; None if its shapes are symbolic.
+        """The program of a static graph; None for dynamic or handed-over graphs.
 
         None also if the program of a graph with symbols has taken its calls.
         """
@@ -207,18 +207,18 @@ class CompiledGraph:
 
     @property
     def only_program(self) -> Any:
-        """The program for all sizes that the graph may have; None: there is none, or not yet."""
+        """The program that is valid for all sizes; None if there is none yet."""
         return self.static_program if self._is_static else self.ranged.proven
 
     def hand_over(self, successor: Successor) -> None:
-        """Has another program run a graph with static shapes, if one of its own does so far."""
+        """Replaces a static graph's own program by a dynamic graph's program."""
         if isinstance(self._static, Program):
             self._static = successor
             self._exact.clear()
 
     @property
     def served(self) -> tuple[Served, ...]:
-        """Returns which programs served how many calls, without those of a static graph."""
+        """The calls that each program of a dynamic graph served; empty if static."""
         programs = [] if self._is_static else self._served
         eager = [x for x in (self._meanwhile.served, self._eager.served) if x.calls]
         return tuple(map(dataclasses.replace, [*programs, *eager]))

@@ -1,4 +1,4 @@
-"""Has graphs compiled in another process, where no call waits for them.
+"""Compiles blocks in another process, so that calls do not wait for the GIL.
 
 Python that compiles would take turns with that of the calls; in a process of its own it does not,
 and can have a lower priority. Given is one block after all passes, and what comes back are the
@@ -79,11 +79,11 @@ class Job:
 
 
 class CompilerLostError(CompileError):
-    """The other process ended while it was compiling."""
+    """The compiler process ended during a compilation."""
 
 
 class CompilerProcess:
-    """The other process: started when it is first needed, and again when its compiler crashed."""
+    """The compiler process; started on first use, and again after a crash."""
 
     def __init__(self) -> None:
         self.is_unusable = False
@@ -92,19 +92,19 @@ class CompilerProcess:
 
     @property
     def running(self) -> bool:
-        """Returns whether there is one."""
+        """Whether the process is running."""
         return self._process.running
 
     def end(self) -> None:
-        """Ends it; the next job starts another one."""
+        """Ends the process; the next job starts another."""
         self._process.end()
 
     def disown(self) -> None:
-        """Leaves the other process to the parent, in a forked child."""
+        """Forgets the parent's process, in a forked child."""
         self._process.disown()
 
     def do(self, job: Job) -> dict[str, Any] | None:
-        """Returns what came of a job; None: the other process cannot do it.
+        """Runs a job and returns its answer; None if that process cannot do it.
 
         Raises:
             DynamoBackendsError: As the backend did there; or its compiler crashed.
@@ -141,14 +141,14 @@ process = CompilerProcess()
 
 
 def after_fork() -> None:
-    """Forgets the other process, which is the parent's, in a forked child."""
+    """Replaces the parent's compiler process, in a forked child."""
     global process
     process.disown()
     process = CompilerProcess()
 
 
 def plan(backend: Backend, graph: Graph, options: Options) -> Plan:
-    """As `Backend.plan`, without making trials here; where one crashes, all stays in eager."""
+    """Plans a graph as `Backend.plan`, with trials in the compiler process."""
     try:
         with without_trials():
             return backend.plan(graph, options)
@@ -169,7 +169,7 @@ def compiled(
     make: Callable[[], Executable],
     came: dict[str, bytes],
 ) -> Executable:
-    """Returns an executable of a block, compiled elsewhere if that is possible.
+    """Compiles a block in the compiler process if possible, else in this one.
 
     Args:
         backend: What compiles it.
@@ -198,7 +198,7 @@ def journaled(
     make: Callable[[], Executable],
     came: dict[str, bytes],
 ) -> Executable:
-    """Returns an executable of a block, compiled in this process unless that has ended one before.
+    """Compiles a block here, or in the compiler process if it crashed one before.
 
     What has is compiled in another process, and refused if that ends, too.
 
@@ -294,17 +294,17 @@ def _text(data: bytes) -> str:
 
 
 def answered_parts(parts: Mapping[str, bytes]) -> dict[str, Any]:
-    """Returns what `Executable.dump` gave, as an answer."""
+    """Encodes the bytes of `Executable.dump` as a JSON answer."""
     return {"parts": {name: _text(part) for name, part in parts.items()}}
 
 
 def answered_plan(plan: Plan) -> dict[str, Any]:
-    """Serializes a plan as the answer of the compiler process."""
+    """Encodes a plan as a JSON answer."""
     return {"plan": {"eager": dict(plan.eager), "decomposed": sorted(plan.decomposed)}}
 
 
 def answered_error(error: Exception) -> dict[str, Any]:
-    """Returns a backend's error as an answer; one of other code as a `CompileError`."""
+    """Encodes an error as a JSON answer; unknown classes become `CompileError`."""
     if isinstance(error, errors.LoweringError):
         arguments = [error.node_name, error.op, error.reason]
     elif isinstance(error, errors.NotPaddedError):

@@ -1,4 +1,4 @@
-"""The other process of `compiler_process`: compiles one graph after the other.
+"""Runs in the compiler process: compiles the graphs that requests contain.
 
 Requests and answers are JSON, one per line, on standard input and output.
 """
@@ -27,7 +27,7 @@ from dynamo_backends.workers.worker_process import serve
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Returns what came of a job, or why it is none for this process; {} without one."""
+    """Runs a request's job and returns its answer; {} if it has no job."""
     if "job" not in request:
         return {}
     try:
@@ -69,7 +69,7 @@ def _done(job: Job, backend: Backend, graph: Graph) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers one request after the other."""
+    """Serves requests from standard input until it is closed."""
     serve(lambda request, _: answer(request))
 
 

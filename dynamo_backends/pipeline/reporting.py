@@ -1,4 +1,4 @@
-"""Puts into words, for reports, what the pipeline did with a graph."""
+"""Describes partitions, shapes and symbols of a graph for its report."""
 
 import operator
 from collections import Counter
@@ -20,7 +20,7 @@ UNCOMPILED = "the graph could not be compiled"
 def describe_fallbacks(
     split: Partition, by_design: Collection[str], silent: Collection[str]
 ) -> tuple[Fallback, ...]:
-    """Returns what runs in eager, grouped by operator and reason.
+    """Groups calls that run in eager by operator and reason.
 
     Args:
         split: The partition.
@@ -38,7 +38,7 @@ def describe_fallbacks(
 
 
 def describe_uncompiled(report: GraphReport, graph: fx.Graph) -> None:
-    """Writes into its report that all of a graph, Dynamo's or a functional one, runs in eager."""
+    """Sets the report's fields to say that the whole graph runs in eager."""
     calls = [n for n in graph.nodes if n.op.startswith("call_")]
     split = Partition((), dict.fromkeys(calls, UNCOMPILED))
     report.fallbacks = describe_fallbacks(split, (), ())
@@ -48,7 +48,7 @@ def describe_uncompiled(report: GraphReport, graph: fx.Graph) -> None:
 
 
 def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:
-    """Returns the parts of a partition in the order in which they run."""
+    """Returns a `PartReport` for each part, in execution order."""
     return tuple(
         PartReport(
             backend if part.on_backend else "eager",
@@ -62,7 +62,7 @@ def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:
 def describe_shapes(
     graph: Graph, inputs: Sequence[InputReport], ranged: bool = False, padded: bool = False
 ) -> tuple[str, ...]:
-    """Data types and shapes of what differs from call to call, such as "x: float32[3, 4]".
+    """Formats dtypes and shapes of activations, such as "x: float32[3, 4]".
 
     Args:
         graph: For concrete shapes.
@@ -78,7 +78,7 @@ def describe_shapes(
 
 
 def describe_symbols(graph: Graph) -> dict[str, str]:
-    """The symbols of a graph's sizes, each with the range that its guards allow: "2 to 64"."""
+    """Returns the value range of each symbolic size, such as "2 to 64"."""
     found: dict[str, str] = {}
     for place in graph.placeholders:
         value = place.meta.get("val")

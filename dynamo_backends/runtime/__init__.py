@@ -1,1 +1,1 @@
-"""Runs programs: bound weights, memory, the disk cache."""
+"""Runs compiled programs: weights, device memory, disk cache, eager fallback."""

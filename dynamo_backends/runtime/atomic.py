@@ -1,4 +1,4 @@
-"""Several things done as one, whatever interrupts the thread: a signal, or an error in one of them.
+"""Copies tensors and runs callbacks so that signals and errors leave no half state.
 
 Python runs the handlers of signals between two of its instructions, in the main thread, and they
 may raise (Ctrl-C raises KeyboardInterrupt). What happens inside one call of C code is done whole.
@@ -25,7 +25,7 @@ _SIGNALS = tuple(
 
 
 def at_once(actions: Iterable[Callable[[], Any]]) -> None:
-    """Calls functions one after the other, without an instruction of Python's in between.
+    """Calls C functions in order, with no signal handler running in between.
 
     Args:
         actions: Functions written in C, or `functools.partial` of such.
@@ -34,7 +34,7 @@ def at_once(actions: Iterable[Callable[[], Any]]) -> None:
 
 
 def until_done(action: Callable[[], Any]) -> None:
-    """Runs an action that may be repeated until it ran without being interrupted."""
+    """Repeats an idempotent action until it completes without an exception."""
     for _ in range(_PATIENCE):
         with contextlib.suppress(BaseException):
             action()
@@ -49,7 +49,7 @@ def write(
     rest: Any,
     before: Sequence[Callable[[], Any]] = (),
 ) -> None:
-    """Copies new contents to where they belong: all of them, even if that is interrupted.
+    """Copies values to targets, all of them even if a signal interrupts.
 
     Args:
         targets: What to copy to.
@@ -70,7 +70,7 @@ def write(
 
 
 def give_up(tensors: Iterable[Tensor]) -> None:
-    """Makes it plain that contents are lost: NaN, or the least integer."""
+    """Fills tensors whose contents are lost with NaN or the smallest integer."""
     for tensor in tensors:
         tensor.data = torch.full_like(tensor, _nothing(tensor.dtype))
 
@@ -83,7 +83,7 @@ def _nothing(dtype: torch.dtype) -> float:
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Inside: handlers that are Python functions wait. They run at the end, in order of arrival."""
+    """Defers Python signal handlers to the end of the block (context manager)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

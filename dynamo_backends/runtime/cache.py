@@ -1,4 +1,4 @@
-"""Caches on disk, atomically and limited in size, and in memory, by least recent use.
+"""Defines the disk cache, atomic and limited in size, and an in-memory LRU cache.
 
 An entry is one file: a magic line, the SHA-256 of the rest, a JSON header with the names and
 sizes of its parts, and the parts. A damaged entry is dropped and rebuilt. Writers make a temporary
@@ -38,14 +38,14 @@ _room: dict[tuple[Path, int], int] = {}
 
 
 def cache_folder() -> Path:
-    """`DYNAMO_BACKENDS_CACHE`, or the user's cache folder of the platform."""
+    """Returns `DYNAMO_BACKENDS_CACHE`, or the platform's user cache folder."""
     given = os.environ.get("DYNAMO_BACKENDS_CACHE")
     folder = given or platformdirs.user_cache_dir("dynamo-backends")
     return Path(os.path.expanduser(folder))
 
 
 def vendor_folder(name: str) -> Path | None:
-    """A folder in the cache folder for a vendor's own files; None if others could write to it."""
+    """Creates a cache subfolder for a vendor; None if others can write to it."""
     folder = cache_folder() / name
     try:
         with open_private(folder, create=True):
@@ -56,7 +56,7 @@ def vendor_folder(name: str) -> Path | None:
 
 
 class DiskCache:
-    """A folder of entries.
+    """A folder of cache entries, limited in bytes.
 
     Args:
         folder: Made on first use.
@@ -71,7 +71,7 @@ class DiskCache:
         self._what = what
 
     def get(self, key: str) -> dict[str, bytes] | None:
-        """Returns the parts stored under a key; None if there is no intact entry."""
+        """Returns an entry's parts; None if it is missing or damaged."""
         data = self.read(self._name(key))
         if data is None:
             return None
@@ -82,11 +82,11 @@ class DiskCache:
         return parts
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> bool:
-        """Stores parts under a key; False, with one warning, where the folder cannot be used."""
+        """Stores an entry; False if the folder cannot be used, with one warning."""
         return self.write(self._name(key), _encode(parts))
 
     def read(self, name: str) -> bytes | None:
-        """Returns a file of another form; None if it is not there, or the folder cannot be used."""
+        """Reads a file that is not an entry; None if missing or the folder is unusable."""
         try:
             with open_private(self.folder) as folder:
                 return folder.read(name)
@@ -97,7 +97,7 @@ class DiskCache:
         return None
 
     def write(self, name: str, data: bytes) -> bool:
-        """Writes a file of another form into the folder; returns what `put` does."""
+        """Writes a file that is not an entry; False if the folder cannot be used."""
         try:
             with open_private(self.folder, create=True) as folder:
                 folder.write(name, data)
@@ -112,22 +112,22 @@ class DiskCache:
         return True
 
     def drop(self, key: str) -> None:
-        """Removes an entry, if it is there and can be removed."""
+        """Removes an entry; ignores errors."""
         self.remove(self._name(key))
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there and can be removed."""
+        """Removes a file by name; ignores errors."""
         with contextlib.suppress(OSError), open_private(self.folder) as folder:
             folder.remove(name)
 
     def files(self, suffix: str) -> list[str]:
-        """Names of the files, sorted; none where the folder cannot be used."""
+        """Returns names of files with a suffix, sorted; empty if the folder is unusable."""
         with contextlib.suppress(OSError), open_private(self.folder) as folder:
             return sorted(name for name, _ in folder.files() if name.endswith(suffix))
         return []
 
     def size(self) -> int:
-        """Bytes that all entries take."""
+        """Returns the total bytes of all entries."""
         with contextlib.suppress(OSError), open_private(self.folder) as folder:
             return sum(size for _, size, _ in _entries(folder))
         return 0
@@ -172,7 +172,7 @@ def _entries(folder: PrivateFolder) -> list[tuple[float, int, str]]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file; readers see all of it, or what was there before."""
+    """Writes a file by rename, so that readers never see it incomplete."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -213,7 +213,7 @@ def _decode(data: bytes) -> dict[str, bytes] | None:
 
 @functools.cache
 def source_digest(*parts: str, without: tuple[str, ...] = ()) -> str:
-    """A hash of this package's own source: compiled graphs depend on the code that lowered them.
+    """Returns a hash of this package's source files, for cache keys.
 
     Args:
         parts: Files and folders of the package; none: all of it.
@@ -235,7 +235,7 @@ Value = TypeVar("Value")
 
 
 class LRU(Generic[Key, Value]):
-    """A mapping that keeps the most recently used values.
+    """A mapping that evicts the least recently used values.
 
     Looking a value up takes no lock: between two threads it may be missed, and is made again.
 
@@ -256,11 +256,11 @@ class LRU(Generic[Key, Value]):
         return key in self._values
 
     def values(self) -> ValuesView[Value]:
-        """The values, those used least recently first; to look at them is no use of them."""
+        """Returns values, least recently used first, without marking them used."""
         return self._values.values()
 
     def get(self, key: Key) -> Value | None:
-        """Returns the value of a key, which is thereby used; None: there is none."""
+        """Returns a value and marks it used; None if missing."""
         try:
             self._values.move_to_end(key)
             return self._values[key]
@@ -268,16 +268,16 @@ class LRU(Generic[Key, Value]):
             return None
 
     def put(self, key: Key, value: Value) -> None:
-        """Keeps a value, which is thereby used; those leave that are too many."""
+        """Stores a value, and evicts the least recently used ones above the limit."""
         self._values[key] = value
         self._values.move_to_end(key)
         while len(self._values) > self.most:
             self._values.popitem(last=False)
 
     def drop(self, key: Key) -> bool:
-        """Forgets the value of a key; returns whether there was one."""
+        """Removes a key; returns whether it was there."""
         return self._values.pop(key, None) is not None
 
     def clear(self) -> None:
-        """Drops all entries."""
+        """Removes all values."""
         self._values.clear()

@@ -1,4 +1,4 @@
-"""A journal of compilations on disk: which of them ended the process that ran them.
+"""Records on disk which compilations crashed the process that ran them.
 
 A vendor's compiler may crash, and takes the process with it. So an entry is written before it is
 called in the process of the calls, and removed afterwards. An entry of a process that lives no
@@ -25,7 +25,7 @@ _LIMIT = 4 << 20  # bytes
 
 
 class Outcome(enum.Enum):
-    """The journal's entry about a compilation.
+    """What the journal knows about a compilation.
 
     Attributes:
         UNKNOWN: Nothing, or it was completed.
@@ -39,7 +39,7 @@ class Outcome(enum.Enum):
 
 
 class CompileJournal:
-    """The entry of one compilation.
+    """The journal entry of one compilation.
 
     Args:
         subject: What is compiled, by what: all that decides whether the compiler crashes.
@@ -50,7 +50,7 @@ class CompileJournal:
 
     @property
     def outcome(self) -> Outcome:
-        """Returns what earlier processes have left."""
+        """The outcome that earlier processes recorded."""
         parts = _cache().get(self._key)
         if parts is None:
             return Outcome.UNKNOWN
@@ -62,7 +62,7 @@ class CompileJournal:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Notes that this process runs the compilation, until the block ends."""
+        """Marks the compilation as running in this process (context manager)."""
         pid = os.getpid()
         self._put(Outcome.INTERRUPTED, [pid, _started(pid)])
         try:
@@ -71,7 +71,7 @@ class CompileJournal:
             self.clear()
 
     def note_crash(self) -> None:
-        """Notes that the compilation has crashed in a process of its own."""
+        """Records that the compilation crashed the compiler process."""
         self._put(Outcome.CRASHED, [0, None])
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Moves tensors that others refer to, such that those that share memory share it afterwards."""
+"""Moves tensors to a device in place while preserving shared storage."""
 
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +18,7 @@ from dynamo_backends.runtime.device_values import Home, on_host
 
 
 def move_together(tensors: Iterable[Tensor], home: Home | None) -> None:
-    """Moves tensors in place; of several on one storage that storage moves, all of it.
+    """Moves tensors in place; tensors that share storage still share it afterwards.
 
     Args:
         tensors: Leaves; each may occur several times.

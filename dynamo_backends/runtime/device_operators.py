@@ -1,4 +1,4 @@
-"""Operators on tensors that live on a device, outside of compiled graphs.
+"""Runs single operators on tensors that live on a device, outside of graphs.
 
 Views and copies need no contents. Others run on the device if it can; else contents come to the
 host, where torch computes, and a result goes back to the device when something there reads it.
@@ -35,7 +35,7 @@ _BLIND = frozenset(
 
 
 def run_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], home: Home) -> Any:
-    """Runs an operator on handles and ordinary tensors.
+    """Runs an operator on the device if supported, else on the host.
 
     Args:
         func: The overload.

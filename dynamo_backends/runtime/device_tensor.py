@@ -1,4 +1,4 @@
-"""Tensors whose contents live on a device that torch does not share memory with.
+"""Defines `DeviceTensor`, whose contents live on a device unknown to torch.
 
 To torch and to the user a `DeviceTensor` is a tensor of the CPU. It wraps an ordinary tensor, its
 handle, whose storage knows where the contents are (`device_values`). Views are views of the handle,
@@ -39,7 +39,7 @@ from dynamo_backends.runtime.device_values import (
 # written in these parts, each by a process that has it; any other is written whole. A tensor is
 # read whole, by each process.
 def part_of(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
-    """Returns offset and contents of this process's part of a tensor; None: it has all of it."""
+    """Returns offsets and contents of this rank's shard; None if the tensor is whole."""
     value = value_of(handle)
     if value is None or value.array is None or value.on_host:
         return None
@@ -49,7 +49,7 @@ def part_of(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
 
 
 def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
-    """Returns what this process has to write; of several that have the same, one does.
+    """Returns torch.distributed.checkpoint write items, and whether they are sharded.
 
     Args:
         handle: Handle of a tensor that is to be written.
@@ -92,7 +92,7 @@ _NOT_OURS = (
 
 @contextmanager
 def taking_handles() -> Iterator[None]:
-    """Inside, AOT Autograd makes graphs for which `Residency` stands between."""
+    """Lets AOT Autograd pass `DeviceTensor` handles to graphs (context manager)."""
     before = _thread.takes_handles
     _thread.takes_handles = True
     try:
@@ -102,7 +102,7 @@ def taking_handles() -> Iterator[None]:
 
 
 class DeviceTensor(Tensor):
-    """A tensor whose contents live on a device; see the module's docstring.
+    """A tensor subclass whose contents live on a device unknown to torch.
 
     Args:
         handle: An ordinary tensor, or a fake one while a graph is traced.
@@ -162,7 +162,7 @@ class DeviceTensor(Tensor):
         return private.return_and_correct_aliasing(func, args, kwargs, results)
 
     def host(self) -> Tensor:
-        """Returns the handle, with its contents on the host; writing to it is not noticed."""
+        """Returns the handle after copying to the host; writes to it are not tracked."""
         return on_host(self._handle)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -185,7 +185,7 @@ class DeviceTensor(Tensor):
         return value
 
     def numpy(self, *, force: bool = False) -> Any:
-        """As of a tensor on the CPU: while the array lives, its memory is what counts."""
+        """Returns a NumPy array that shares host memory, as for CPU tensors."""
         if force:
             return self.host().detach().numpy(force=True)
         if self.requires_grad and torch.is_grad_enabled():
@@ -207,11 +207,11 @@ class DeviceTensor(Tensor):
         return self._handle.detach().__dlpack__(**options)
 
     def tolist(self) -> Any:
-        """As of a tensor on the CPU."""
+        """Returns nested lists of the elements, copied to the host."""
         return self.host().tolist()
 
     def data_ptr(self) -> int:
-        """Returns the address on the host, where others may write from now on."""
+        """Returns the host address; contents count as shared with others from then on."""
         self._expose()
         return self._handle.data_ptr()
 
@@ -265,7 +265,7 @@ class DeviceTensor(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """As of any tensor; what is set may be an ordinary tensor."""
+        """The detached tensor; assigning replaces the contents."""
         return self.detach()
 
     @data.setter
@@ -301,14 +301,14 @@ def _copied(handle: Tensor, memo: dict[int, Any]) -> Tensor:
 
 
 def wrapped(handle: Tensor, home: str) -> DeviceTensor:
-    """Returns the tensor with a handle; an ordinary tensor becomes one."""
+    """Wraps a handle as `DeviceTensor`; registers an ordinary tensor's storage."""
     if not private.is_traced(handle) and value_of(handle) is None:
         keep(handle, DeviceValue(home_named(home), handle.dtype, None))
     return DeviceTensor(handle, home)
 
 
 def to_home(tensor: Tensor, home: Home) -> DeviceTensor:
-    """A copy of a tensor that lives on a device; the contents go there when they are needed."""
+    """Copies a tensor to a device lazily: contents move on first use."""
     if isinstance(tensor, DeviceTensor):
         if tensor.home == home.name:
             return tensor
@@ -320,12 +320,12 @@ def to_home(tensor: Tensor, home: Home) -> DeviceTensor:
 
 
 def handle_of(value: Any) -> Any:
-    """Returns what a compiled graph returns for a value: of a `DeviceTensor` its handle."""
+    """Returns the handle of a `DeviceTensor`; other values unchanged."""
     return value._handle if isinstance(value, DeviceTensor) else value
 
 
 def as_device_tensor(value: Any) -> Any:
-    """Returns a handle as the tensor that it is of; anything else as it is."""
+    """Wraps a handle that has device contents; other values unchanged."""
     if type(value) is not Tensor:
         return value
     found = value_of(value)
@@ -333,12 +333,12 @@ def as_device_tensor(value: Any) -> Any:
 
 
 def contents_of(tensor: Tensor) -> DeviceValue | None:
-    """Returns where the contents of a tensor live, if it is a `DeviceTensor`."""
+    """Returns the `DeviceValue` of a `DeviceTensor`; None for other tensors."""
     return value_of(tensor._handle) if isinstance(tensor, DeviceTensor) else None
 
 
 def moved(tensor: Tensor, home: Home | None) -> Tensor:
-    """Returns a leaf that lives on a device, its contents on the way there; on the host for None.
+    """Returns a leaf tensor on a device, or on the host for None; itself if there.
 
     Args:
         tensor: From anywhere; returned as it is if it is there.
@@ -362,7 +362,7 @@ def _leaf(tensor: Tensor, made: Tensor) -> Tensor:
 
 
 def move_in_place(tensor: Tensor, home: Home | None) -> None:
-    """Moves a tensor that others refer to.
+    """Moves a leaf tensor to a device in place; DeviceError if torch cannot swap it.
 
     Args:
         tensor: A leaf.
@@ -378,7 +378,7 @@ def move_in_place(tensor: Tensor, home: Home | None) -> None:
 
 
 def exchange(tensor: Tensor, made: Tensor) -> None:
-    """Makes of a tensor that others refer to one with the contents of another.
+    """Replaces a leaf tensor's contents in place with those of another tensor.
 
     Args:
         tensor: A leaf.

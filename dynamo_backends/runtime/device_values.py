@@ -1,4 +1,4 @@
-"""Contents of storages that live on a device whose memory torch does not share.
+"""Tracks storages whose contents live on a device unknown to torch.
 
 A storage of torch's is the one place where contents are known, as in eager: all tensors on it,
 views too, have the same contents. What is added here is that these may be on a device
@@ -18,24 +18,24 @@ from dynamo_backends.interface.errors import DeviceError, RankError, text_of
 
 
 class Home(Protocol):
-    """A device that keeps values, each as one array in the order of the storage's memory."""
+    """A device that keeps each storage's contents as one array."""
 
     @property
     def name(self) -> str:
-        """Returns the device's name, such as "tpu:0"."""
+        """The device name, such as "tpu:0"."""
 
     def upload(self, tensor: Tensor) -> Any:
-        """Returns an array with the contents of a row-major tensor, which may change afterwards."""
+        """Copies a row-major host tensor to a device array."""
 
     def download(self, array: Any, flat: Tensor) -> None:
-        """Writes an array's contents to a tensor of one dimension.
+        """Copies a device array to a one-dimensional host tensor.
 
         Raises:
             DeviceError: What computes the array has failed.
         """
 
     def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
-        """Returns offset and contents of this process's part of an array; None if it has all."""
+        """Returns offsets and contents of this rank's shard; None if the array is whole."""
 
 
 _homes: dict[str, Home] = {}
@@ -47,22 +47,22 @@ _computers: dict[str, Computer] = {}
 
 
 def register_device(home: Home) -> None:
-    """Registers a device under its name, so that tensors can be mapped back to it."""
+    """Registers a device by its name."""
     _homes[home.name] = home
 
 
 def register_computer(name: str, compute: Computer) -> None:
-    """Says what runs single operators on a device."""
+    """Registers the function that runs single operators on a device."""
     _computers[name] = compute
 
 
 def computer_of(name: str) -> Computer | None:
-    """Returns what runs single operators on a device; None: nothing does."""
+    """Returns the function that runs single operators on a device; None if none."""
     return _computers.get(name)
 
 
 def home_named(name: str) -> Home:
-    """The device that was registered under a name."""
+    """Returns the registered device of a name; KeyError if unknown."""
     return _homes[name]
 
 
@@ -70,7 +70,7 @@ _ATTRIBUTE = "_dynamo_backends_value"  # torch keeps the Python object of a stor
 
 
 class DeviceValue:
-    """The contents of one storage.
+    """The contents of one storage: on the device, on the host, or both.
 
     Args:
         home: The device.
@@ -95,7 +95,7 @@ class DeviceValue:
         self._aliases = 0
 
     def fetch(self, tensor: Tensor) -> None:
-        """Brings the contents to the host.
+        """Copies the contents to the host, unless they are there.
 
         Args:
             tensor: On the storage.
@@ -113,7 +113,7 @@ class DeviceValue:
         self.on_host = True
 
     def send(self, tensor: Tensor, shape: Sequence[int]) -> Any:
-        """Returns the array on the device, brought there if need be.
+        """Returns the device array, uploading host contents if needed.
 
         Args:
             tensor: On the storage.
@@ -127,7 +127,7 @@ class DeviceValue:
         return array
 
     def note_write(self) -> None:
-        """The storage's memory has been written to."""
+        """Records a write to host memory; the device array becomes invalid."""
         self.array = None
         self.on_host = True
         self.stamp += 1
@@ -135,7 +135,7 @@ class DeviceValue:
     def replace(
         self, tensor: Tensor, array: Any, origin: str = "", is_shared: bool = False
     ) -> None:
-        """Gives the storage new contents, which are on the device.
+        """Sets a new device array as the contents.
 
         Args:
             tensor: On the storage.
@@ -151,11 +151,11 @@ class DeviceValue:
 
     @property
     def is_exposed(self) -> bool:
-        """Returns whether others than torch may write to the memory on the host."""
+        """Whether code other than torch, such as NumPy, may write to host memory."""
         return self._aliases > 0
 
     def expose(self, tensor: Tensor) -> None:
-        """Says that memory on the host is read and written past torch from now on.
+        """Copies contents to the host and marks that memory as shared with others.
 
         Args:
             tensor: On the storage.
@@ -165,7 +165,7 @@ class DeviceValue:
         self._aliases += 1
 
     def conceal_after(self, alias: Any) -> None:
-        """Says that an exposure ends with the life of an object."""
+        """Ends the sharing of host memory when an object is garbage-collected."""
         weakref.finalize(alias, self._conceal)
 
     def _conceal(self) -> None:
@@ -174,13 +174,13 @@ class DeviceValue:
 
 
 def value_of(tensor: Tensor) -> DeviceValue | None:
-    """The contents of a tensor's storage if a device keeps them; None: it is an ordinary one."""
+    """Returns the `DeviceValue` of a tensor's storage; None for an ordinary tensor."""
     value: DeviceValue | None = getattr(tensor.untyped_storage(), _ATTRIBUTE, None)
     return value
 
 
 def keep(tensor: Tensor, value: DeviceValue) -> Tensor:
-    """Says of an ordinary tensor's storage that its contents are kept on a device."""
+    """Attaches a `DeviceValue` to a tensor's storage; returns the tensor."""
     setattr(tensor.untyped_storage(), _ATTRIBUTE, value)
     return tensor
 
@@ -188,7 +188,7 @@ def keep(tensor: Tensor, value: DeviceValue) -> Tensor:
 def on_device(
     home: Home, array: Any, shape: Sequence[int], dtype: torch.dtype, origin: str = ""
 ) -> Tensor:
-    """Returns a tensor whose contents are an array on a device.
+    """Returns an ordinary tensor whose storage refers to a device array.
 
     Args:
         home: The device.
@@ -201,7 +201,7 @@ def on_device(
 
 
 def on_host(tensor: Tensor) -> Tensor:
-    """The same tensor, after its contents were brought to the host if they were not there."""
+    """Returns the tensor after copying its contents to the host if needed."""
     value = value_of(tensor)
     if value is not None:
         value.fetch(tensor)
@@ -209,7 +209,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def fills_storage(tensor: Tensor) -> bool:
-    """Returns whether a tensor's elements are all of its storage, as the value has them."""
+    """Returns whether a tensor covers its whole storage with the value's dtype."""
     value = value_of(tensor)
     same = value is None or value.dtype is tensor.dtype
     size = math.prod(tensor.shape) * tensor.element_size()

@@ -1,4 +1,4 @@
-"""The one way back to eager, for all that was compiled: a graph, a block of it, a step.
+"""Replaces compiled code by eager after errors, wrong results or slowness.
 
 What cannot be compiled, raises when it is called, or is wrong is replaced by its eager original and
 stays replaced. One log line says so; what happens at run time is noted as an `EagerEvent`, too.
@@ -25,7 +25,7 @@ log = logging.getLogger("dynamo_backends")
 
 
 class EagerSwitch:
-    """Says, once, that eager takes over, or refuses it. Its owner then calls `eager` instead.
+    """Decides, reports and counts that eager replaces compiled code.
 
     Args:
         eager: The original, which nothing has changed.
@@ -58,11 +58,11 @@ class EagerSwitch:
         self._is_switched = False
 
     def also_reports_to(self, report: GraphReport) -> None:
-        """Notes in a further report that eager took over; it is of a graph that the code serves."""
+        """Adds a further report that is told when eager takes over."""
         self._reports.append(report)
 
     def uncompiled(self, error: Exception, stage: str) -> None:
-        """Takes over from what could not be compiled; to be called while the error is handled.
+        """Reports that a compilation failed and eager runs; raises if not allowed.
 
         Args:
             error: What was raised.
@@ -82,7 +82,7 @@ class EagerSwitch:
         report.reverted = f"{reason}; the {self.region} runs in eager instead"
 
     def instead(self, error: Exception, *inputs: Any) -> Any:
-        """Eager's results in place of those of compiled code that raised; eager takes over.
+        """Returns eager's results after compiled code raised; switches to eager.
 
         Raises:
             MemoryError: There was too little: eager needs as much, and the next call may find more.
@@ -100,13 +100,13 @@ class EagerSwitch:
         return results
 
     def failed(self, reason: str, error: Exception | None = None) -> None:
-        """Takes over from compiled code that raised an error, or raises `FallbackRefusedError`."""
+        """Switches to eager after compiled code raised; may raise FallbackRefusedError."""
         said = self._said(reason)
         self._check_allowed(said, error)
         self._switch("failed", said if self._failure else reason, said)
 
     def wrong(self, what: str, done: str = "") -> None:
-        """Takes over from compiled code whose results differ from eager's.
+        """Switches to eager after wrong results; raises VerificationError if forbidden.
 
         Args:
             what: How they differ, and where.
@@ -122,7 +122,7 @@ class EagerSwitch:
         self._switch("wrong", text, text)
 
     def slower(self, what: str, remedy: str, is_wanted: bool = True) -> bool:
-        """Takes over from compiled code that is slower, if that is wanted and eager may.
+        """Warns of slow code; returns whether eager replaces it.
 
         Args:
             what: What is slower, and by how much.

@@ -1,4 +1,4 @@
-"""Tensors on devices that are not this package's: handed to the backend that owns them, or refused.
+"""Hands graphs on other packages' devices to their backend, or raises DeviceError.
 
 | device | who compiles |
 |---|---|
@@ -33,7 +33,7 @@ _PACKAGES = {"tpu": "torch_tpu", "xla": "torch_xla"}
 
 
 def foreign_kind(tensors: Iterable[Any], devices: Sequence[str] = ()) -> str | None:
-    """Returns the type of the first device that is neither this package's nor among `devices`."""
+    """Returns the first device type of tensors that is unsupported; None if there is none."""
     kinds = (t.device.type for t in tensors if isinstance(t, Tensor))
     return next((kind for kind in kinds if kind not in OURS and kind not in devices), None)
 
@@ -41,7 +41,7 @@ def foreign_kind(tensors: Iterable[Any], devices: Sequence[str] = ()) -> str | N
 def compile_foreign(
     backend: Backend, captured: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable[..., Any] | None:
-    """Compiles a captured graph by the owner of a foreign device in it; None if there is no such.
+    """Compiles a graph with the backend of its foreign device; None if it has none.
 
     Args:
         backend: What was asked for.
@@ -62,7 +62,7 @@ def compile_foreign(
 
 
 def refusal(kind: str, entrance: str) -> DeviceError:
-    """Returns what is said of a device that nobody compiles for.
+    """Returns the `DeviceError` for a device that no backend compiles for.
 
     Args:
         kind: The type of the device.
@@ -77,7 +77,7 @@ def refusal(kind: str, entrance: str) -> DeviceError:
 
 
 def refuse_step(tensors: Iterable[Any], backend: str, home: str | None = None) -> None:
-    """Raises for a training step with tensors on a foreign device, whose owners compile graphs.
+    """Raises StepDeviceError if a training step has tensors on a foreign device.
 
     Args:
         tensors: All of the step.
@@ -106,7 +106,7 @@ def refuse_step(tensors: Iterable[Any], backend: str, home: str | None = None) -
 
 
 def refuse_move(tensors: Iterable[Any], device: str) -> None:
-    """Raises for tensors that another package keeps on its device, which are not copied silently.
+    """Raises `DeviceError` if a tensor to be moved is on a foreign device.
 
     Args:
         tensors: What is to be moved.
@@ -126,7 +126,7 @@ def refuse_move(tensors: Iterable[Any], device: str) -> None:
 
 
 def refuse_taken(kind: str) -> None:
-    """Raises if another package runs a device in this process.
+    """Raises `DeviceError` if another package runs a device in this process.
 
     Args:
         kind: The type of the device, under which torch knows the package's module (`torch.tpu`).

@@ -1,4 +1,4 @@
-"""Keeps in the process the memory that malloc would give back to the system after each run.
+"""Makes malloc keep freed memory, to avoid page faults at each run.
 
 A runtime that allocates its temporaries anew in each run pays for it: glibc maps a block of more
 than 32 MiB from the system and unmaps it when it is freed, and the first write to each of its pages
@@ -21,7 +21,7 @@ _USERS = ("MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_freed_memory(temporary_bytes: int) -> None:
-    """Has glibc's malloc keep all that is freed in this process, from now on.
+    """Makes glibc's malloc keep freed memory for the rest of the process.
 
     That is for a program whose runs allocate much. It holds for the whole process, torch's tensors
     included; `return_free_memory` still gives free pages back to the system. Nothing is done where
@@ -45,7 +45,7 @@ def _keep() -> bool:
 
 
 def return_free_memory() -> None:
-    """Gives free memory back to the system: what compiling or loading took malloc would keep."""
+    """Returns free heap memory to the system (`malloc_trim`)."""
     trim = _function("malloc_trim")
     if trim is not None:
         trim(0)

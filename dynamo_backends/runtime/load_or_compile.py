@@ -1,4 +1,4 @@
-"""The disk cache's one protocol: load what was compiled before, or compile, dump and keep it.
+"""Loads compiled code from the disk cache, or compiles and stores it.
 
 Results do not depend on the cache: where reading or writing fails, that is noted and done without.
 """
@@ -23,10 +23,10 @@ log = logging.getLogger("dynamo_backends")
 
 
 class Kept(Protocol):
-    """The interface of something that can be kept on disk."""
+    """The interface of something that can be serialized to the disk cache."""
 
     def dump(self) -> dict[str, bytes] | None:
-        """See `Executable.dump`."""
+        """Serializes to named bytes; None if it cannot be saved."""
 
 
 T = TypeVar("T", bound=Kept)
@@ -42,7 +42,7 @@ def load_or_compile(
     keep: Callable[[T], bool] = lambda made: True,
     dump: Callable[[T], Mapping[str, bytes] | None] = lambda made: made.dump(),
 ) -> T:
-    """Returns what was compiled before, from disk if it is there.
+    """Loads from the disk cache, or compiles and stores; cache errors are only noted.
 
     Args:
         backend: What compiles it.
@@ -71,7 +71,7 @@ def load_or_compile(
 
 
 def key_of(backend: Backend, options: Options, mark: str) -> str | None:
-    """Returns what it is called in the disk cache; None: it is not kept there."""
+    """Returns the disk-cache key of backend, options and graph; None if not cached."""
     versions = protocols.cache_key(backend, options) if options.cache else None
     if versions is None:
         return None
@@ -100,7 +100,7 @@ E = TypeVar("E", bound=Executable)
 
 
 def whole_executable(report: GraphReport, kind: type[E], vendor: str, hint: str = "") -> E:
-    """Returns the executable that runs all of a compiled graph.
+    """Returns the one executable of a graph; raises `CompileError` if there are more.
 
     Args:
         report: Report of the graph.

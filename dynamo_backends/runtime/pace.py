@@ -1,4 +1,4 @@
-"""Finds out on the user's calls whether compiled code is slower than eager.
+"""Times compiled code against eager on the user's calls.
 
 Calls are timed. In a few of them eager's module runs on the same inputs, in a burst before the
 compiled code, and its results are dropped. Best times are compared: what others on the machine do
@@ -82,7 +82,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found.
+    """The outcome of timing compiled code against eager.
 
     Attributes:
         outcome: "slower": beyond doubt; "fast enough": it is not, or hardly; "not sure"; "not
@@ -133,7 +133,7 @@ class _Sizes:
 
 
 class Pace:
-    """Measurements of one piece of compiled code, and what follows from them.
+    """Collects times of compiled code and eager, and decides which is faster.
 
     Args:
         first_s: Seconds that its compilation took.
@@ -150,16 +150,16 @@ class Pace:
 
     @property
     def budget(self) -> float:
-        """Seconds that may be spent on runs besides the calls, those already spent included."""
+        """The seconds that extra timing runs may take in total."""
         return self._allowance + SHARE * self._in_calls
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so many calls were timed that more will say nothing else."""
+        """Whether further timed calls cannot lead to a verdict."""
         return self._timed >= _MOST_TIMED
 
     def note_call(self, sizes: Any, seconds: float, counts: bool, calls: int = 1) -> None:
-        """Notes a call.
+        """Records the time of a call of compiled code.
 
         Args:
             sizes: Of its inputs.
@@ -180,7 +180,7 @@ class Pace:
         return found
 
     def runs_due(self, sizes: Any) -> int:
-        """Returns how often eager is to run in the next call; 0: not at all."""
+        """Returns how many eager runs to time with the next call; 0 for none."""
         found = self._of(sizes)
         if found.timed < _BETWEEN[0] + _BETWEEN[1] * len(found.pairs):
             return 0
@@ -190,12 +190,12 @@ class Pace:
         return runs if self.spent + cost <= self.budget else 0
 
     def is_repeated(self, sizes: Any) -> bool:
-        """Returns whether compiled code is to run twice, so that caches hold what eager's did."""
+        """Returns whether to run compiled code twice, to warm the caches as eager's."""
         found = self._of(sizes)
         return bool(found.pairs) and _FAST[-1][1] < found.factor < _COLD and found.best < _LONG_S
 
     def note_again(self, sizes: Any, seconds: float, counts: bool) -> None:
-        """Notes a run of compiled code beside a call.
+        """Records the time of an extra run of compiled code.
 
         Args:
             sizes: Of its inputs.
@@ -209,7 +209,7 @@ class Pace:
             found.own, found.recent = min(found.own, seconds), min(found.recent, seconds)
 
     def note_eager(self, sizes: Any, seconds: float, counts: bool) -> None:
-        """Notes a burst; to be called after `note_call` of the call that it was in.
+        """Records the time of eager runs; call it after `note_call`.
 
         Args:
             sizes: Of the inputs.
@@ -226,7 +226,7 @@ class Pace:
         found.timed = 0.0
 
     def verdict(self, is_busy: Callable[[], bool]) -> Verdict | None:
-        """Returns what is known; None: more has to be measured.
+        """Returns the verdict; None if more must be measured.
 
         Args:
             is_busy: Whether others take processors.
@@ -269,7 +269,7 @@ def _agree(found: _Sizes, needed: float) -> bool:
 
 @dataclass(frozen=True)
 class Runs:
-    """What is measured. All take the values of a call.
+    """The functions that are timed: compiled code, eager, and a repetition.
 
     Attributes:
         own: Runs compiled code, and does what else it takes to answer the call.
@@ -286,7 +286,7 @@ class Runs:
 
 
 class Paced:
-    """Takes the calls of compiled code until it is known how fast that is.
+    """Runs compiled code and times it against eager until there is a verdict.
 
     Args:
         runs: The code.

@@ -1,4 +1,4 @@
-"""Has eager take over compiled code that is slower (`pace`), and keeps what was found on disk."""
+"""Times code against eager, caches the verdict, and switches to eager if slower."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ REMEDY = (
 
 
 class PaceCheck:
-    """Measures code of one graph, notes what was found, and has eager take over.
+    """Times one graph's code against eager, reports it, and switches if slower.
 
     Args:
         report: Of the graph.
@@ -57,7 +57,7 @@ class PaceCheck:
         switch: EagerSwitch,
         settle: Callable[[bool], None],
     ) -> Paced | None:
-        """Returns what takes the calls until they were measured; None: nothing is.
+        """Returns a callable that times calls; None if nothing needs to be measured.
 
         Args:
             graphs: What eager runs.
@@ -92,13 +92,13 @@ class PaceCheck:
         return Paced(runs, found, lambda: report.compile_seconds / max(1, report.blocks))
 
     def known(self) -> Verdict | None:
-        """Returns what was found before, perhaps by another process; None: nothing."""
+        """Returns a cached verdict, perhaps of another process; None if there is none."""
         found = recall(self._key) if self._key is not None else None
         return found and replace(found, reason="according to an earlier measurement")
 
 
 def unmeasurable(graphs: Sequence[Graph]) -> str:
-    """Returns why compiled code cannot be measured beside eager; empty if it can.
+    """Returns why code cannot be timed against eager; empty if it can.
 
     Args:
         graphs: What eager would run.
@@ -114,7 +114,7 @@ def unmeasurable(graphs: Sequence[Graph]) -> str:
 
 
 def operators(graphs: Sequence[Graph], most: int = 4) -> str:
-    """Returns the operators of some code in words, the most frequent first, and where they are.
+    """Lists the most frequent operators of graphs, with a source line, as text.
 
     Args:
         graphs: What eager runs of it.
@@ -130,7 +130,7 @@ def operators(graphs: Sequence[Graph], most: int = 4) -> str:
 
 
 def key_of_pace(key: str) -> str:
-    """Returns under what a verdict is kept: times hold for a processor and so many threads.
+    """Returns the cache key of a verdict: code, CPU and number of threads.
 
     Args:
         key: Of the compiled code.
@@ -140,7 +140,7 @@ def key_of_pace(key: str) -> str:
 
 
 def recall(key: str) -> Verdict | None:
-    """Returns what was found before, perhaps by another process; None: nothing.
+    """Loads a verdict from the disk cache; None if there is none.
 
     Args:
         key: See `key_of_pace`.
@@ -150,7 +150,7 @@ def recall(key: str) -> Verdict | None:
 
 
 def remember(key: str, verdict: Verdict) -> None:
-    """Keeps what was found, if that is sure.
+    """Stores a verdict in the disk cache, if it is certain.
 
     Args:
         key: See `key_of_pace`.

@@ -1,4 +1,4 @@
-"""Checks the positions of a call (see `graph.position_checks`), and repeats it in eager."""
+"""Checks index bounds of a call, and repeats it in eager to raise eager's error."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ _MARK = "_dynamo_backends_of_positions"
 
 
 class OutsideInputs:
-    """Says whether positions among the inputs of a call are out of range.
+    """Tests whether indices among the inputs of a call are out of range.
 
     Args:
         check: What to check.
@@ -68,11 +68,11 @@ def _is_outside(tensor: Tensor, least: int | None, most: int | None) -> bool:
 
 
 class OutOfRangeError(Exception):
-    """Compiled code was given, or has used, positions that are out of range."""
+    """Compiled code found an index out of range; the call is repeated in eager."""
 
 
 def raising(run: Run, flag: int | None) -> Run:
-    """Returns a compiled graph that raises an error for `checking` where its flag is set.
+    """Wraps a boxed function to raise `OutOfRangeError` if its flag output is set.
 
     Args:
         run: The compiled graph: list in, sequence out.
@@ -91,7 +91,7 @@ def raising(run: Run, flag: int | None) -> Run:
 
 
 def checking(run: Run, before: InputCheck | None, flag: int | None, eager: Run) -> Run:
-    """Returns a compiled graph that repeats calls in eager whose positions are out of range.
+    """Wraps a boxed function to repeat calls with bad indices in eager.
 
     Args:
         run: The compiled graph (see `raising`), with all that is done of its results.
@@ -125,7 +125,7 @@ def checking(run: Run, before: InputCheck | None, flag: int | None, eager: Run) 
 
 
 def marked(eager: Callable[..., Any], *args: Any) -> Any:
-    """Calls a part of a graph in eager; what it raises is marked for `repeating`."""
+    """Runs eager and marks its exceptions for `wrap_rerun_in_eager`."""
     try:
         return eager(*args)
     except (IndexError, RuntimeError) as error:
@@ -139,7 +139,7 @@ def _is_of_eager(error: BaseException) -> bool:
 
 
 def repeating(compiled: Callable[..., Any], captured: fx.GraphModule) -> Callable[..., Any]:
-    """Returns a function that runs the captured graph in eager after the functional one raised.
+    """Wraps a function to rerun the captured graph for eager's own exception.
 
     Operators that were decomposed raise other errors than those that the user called.
 

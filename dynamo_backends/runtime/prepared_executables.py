@@ -1,4 +1,4 @@
-"""Weights that are compiled in, read where they are, or prepared whenever they are bound.
+"""Executables that compile weights in, or read them in place.
 
 A weight that is compiled in costs a compilation whenever it changes. That is worth it for weights
 that stay; those that keep changing (see `binding`) are ordinary inputs of one program that needs no
@@ -30,7 +30,7 @@ Run = Callable[..., Sequence[Any]]
 
 
 def computing(run: Run, is_lazy: Callable[[Any], bool] = is_lazy) -> Run:
-    """A program that reads memory as it is, given copies of inputs that are not what lies there.
+    """Wraps a program to materialize lazily conjugated or negated inputs.
 
     Args:
         run: The program.
@@ -40,7 +40,7 @@ def computing(run: Run, is_lazy: Callable[[Any], bool] = is_lazy) -> Run:
 
 
 def in_order(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]:
-    """Returns a function from weights and activations to a graph's inputs, in the graph's order."""
+    """Returns a function that merges weights and activations in input order."""
     places = (*graph.weights, *graph.activations)
     order = sorted(range(len(places)), key=places.__getitem__)
 
@@ -52,7 +52,7 @@ def in_order(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], lis
 
 
 class LiveExecutable(Executable):
-    """An executable that prepares nothing: it reads weights where they are.
+    """An executable that reads weights in place and prepares none.
 
     Args:
         graph: With static shapes.
@@ -68,7 +68,7 @@ class LiveExecutable(Executable):
         self._results = Results(graph)
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
-        """See `Executable.bind`: nothing is copied."""
+        """Binds weights by reference; copies nothing."""
         weights = [w.detach() for w in weights]
         run, merge, results = self.run, self._merge, self._results
         if self._calls is not None:
@@ -77,7 +77,7 @@ class LiveExecutable(Executable):
 
 
 class PreparedExecutable(Executable):
-    """An executable that compiles weights in. A graph without weights is compiled at once.
+    """An executable that compiles weights in as constants.
 
     Args:
         graph: With static shapes.
@@ -98,10 +98,10 @@ class PreparedExecutable(Executable):
 
     @abstractmethod
     def prepare(self, weights: Sequence[Tensor]) -> Run:
-        """Compiles weights in, all or none; the function takes the other inputs of the graph."""
+        """Compiles with weights as constants; returns a function of the other inputs."""
 
     def prepare_live(self) -> Run:
-        """Returns the function that takes all inputs of the graph, in its order."""
+        """Compiles a function of all inputs, weights included, in graph order."""
         return self.prepare(())
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
@@ -126,7 +126,7 @@ class PreparedExecutable(Executable):
 
 
 def with_prologue(graph: Graph, make: Callable[[Graph], Executable]) -> Executable:
-    """Returns an executable of a graph whose calls on weights alone run when weights are bound.
+    """Moves calls on weights alone to `bind`; makes an executable of the rest.
 
     Views of weights cost nothing and stay where they are.
 
@@ -139,7 +139,7 @@ def with_prologue(graph: Graph, make: Callable[[Graph], Executable]) -> Executab
 
 
 class Prologue:
-    """The calls of a graph on weights alone.
+    """Calls on weights alone (constant folding), run when weights are bound.
 
     Args:
         graph: The graph; not changed.
@@ -177,7 +177,7 @@ class Prologue:
         return [*(weights[i] for i in self._direct), *made]
 
     def copied(self, copied: Collection[int]) -> list[int]:
-        """Positions of the graph's weights whose contents were copied, if those of `rest` were."""
+        """Returns positions of weights that were copied, by the prologue or by the rest."""
         theirs = {self._direct[i] for i in copied if i < len(self._direct)}
         return sorted(theirs.union(self._copied))
 

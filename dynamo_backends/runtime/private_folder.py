@@ -1,4 +1,4 @@
-"""Folders that nobody else can write to: for good, or while a process needs them.
+"""Opens folders that no other user can write to.
 
 A path is followed from the root, one folder at a time, by descriptors: what was checked is what is
 used, whoever renames folders meanwhile. Each folder on the way belongs to this user or to root, and
@@ -28,11 +28,11 @@ _MOST_LINKS = 40  # as Linux
 
 
 class NotPrivateError(PermissionError):
-    """Others can write to a folder, or replace it; the message says which one, and the remedy."""
+    """Another user can write to a folder or replace it."""
 
 
 class PrivateFolder:
-    """A folder that is open. Files in it go by their names.
+    """An open folder that only this user can write to.
 
     Args:
         path: Path of the folder.
@@ -44,7 +44,7 @@ class PrivateFolder:
         self._descriptor = descriptor
 
     def read(self, name: str) -> bytes:
-        """Returns what a file holds; its time of last use is now.
+        """Reads a file and updates its time of last use.
 
         Raises:
             OSError: It is not there, or no file: a link, a pipe or a device.
@@ -58,7 +58,7 @@ class PrivateFolder:
         return data
 
     def write(self, name: str, data: bytes) -> None:
-        """Writes a file; readers see all of it, or what was there before."""
+        """Writes a file by rename, so that readers never see it incomplete."""
         temporary = f"{os.urandom(8).hex()}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         handle = os.open(self._at(temporary), flags, 0o600, dir_fd=self._descriptor)
@@ -77,7 +77,7 @@ class PrivateFolder:
         os.unlink(self._at(name), dir_fd=self._descriptor)
 
     def files(self) -> list[tuple[str, os.stat_result]]:
-        """Names and properties of the files, without links, pipes and folders."""
+        """Returns names and stat results of regular files."""
         found = []
         with self._readable() as place, os.scandir(place) as entries:
             for entry in entries:
@@ -104,7 +104,7 @@ class PrivateFolder:
 
 @contextlib.contextmanager
 def open_private(path: Path, create: bool = False) -> Iterator[PrivateFolder]:
-    """Opens a folder, if nobody else can write to it.
+    """Opens a folder; raises NotPrivateError if others can write (context manager).
 
     Args:
         path: Path of the folder.
@@ -204,13 +204,13 @@ def _is_own_group(group: int) -> bool:
 
 
 def require_file(handle: int, path: Path) -> None:
-    """Raises `OSError` if a descriptor is that of a pipe, a device or a folder."""
+    """Raises `OSError` if a descriptor is not a regular file's."""
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
 
 
 def open_file(path: Path) -> int:
-    """Returns a descriptor for reading a file; does not wait for the other end of a pipe.
+    """Opens a regular file for reading; never blocks on a named pipe.
 
     Raises:
         OSError: It is not there, or no file.
@@ -237,7 +237,7 @@ _ABANDONED_S = 24 * 3600.0
 
 @contextlib.contextmanager
 def process_folder(root: Path) -> Iterator[Path]:
-    """A new folder in `root`, removed at the end, together with `root` once that is empty.
+    """Creates a folder that is removed at the end (context manager).
 
     Raises:
         OSError: It cannot be made, or others could write to it.

@@ -1,4 +1,4 @@
-"""The processor, as far as machine code depends on it, and threads that never interrupt others."""
+"""Describes the CPU for cache keys, and sets the scheduling of threads."""
 
 import contextlib
 import functools
@@ -27,14 +27,14 @@ Names and order are oneDNN's (page "CPU Dispatcher Control" of its developer gui
 
 @functools.cache
 def processor() -> str:
-    """Returns architecture and instruction sets, for cache keys of machine code."""
+    """Returns CPU architecture and a hash of its flags, for cache keys."""
     digest = hashlib.sha256(_flags().encode()).hexdigest()[:16]
     return f"{platform.machine()} {platform.processor()} {digest}"
 
 
 @functools.cache
 def processor_class() -> str:
-    """Returns what the choice among ready kernels depends on; empty where that is not known."""
+    """Returns the CPU's oneDNN instruction-set level; empty if unknown."""
     flags = set(_flags().split())
     found = (level for level, needed in _LEVELS.items() if flags.issuperset(needed))
     level = next(found, "")
@@ -42,7 +42,7 @@ def processor_class() -> str:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """The processor's features as the system names them, sorted; empty where it does not say."""
+    """Returns the CPU flags, sorted; empty if the system does not list them."""
     return tuple(sorted(_flags().partition(":")[2].split()))
 
 
@@ -55,7 +55,7 @@ def _flags() -> str:
 
 @functools.cache
 def processor_name() -> str:
-    """Returns what the processor is called, for people and for keys of what was measured on it."""
+    """Returns the CPU model name."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -65,7 +65,7 @@ def processor_name() -> str:
 
 @functools.cache
 def processor_family() -> str:
-    """Returns vendor and family, such as "AuthenticAMD 26"; empty where Linux has neither."""
+    """Returns CPU vendor and family, such as "AuthenticAMD 26"; empty if unknown."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -76,7 +76,7 @@ def processor_family() -> str:
 
 @contextlib.contextmanager
 def batch_threads() -> Iterator[None]:
-    """Inside: threads that this one starts get Linux's policy for batches (`sched(7)`).
+    """Starts threads with Linux's `SCHED_BATCH` policy (context manager).
 
     Such a thread has its share of the cores, but does not interrupt another when it wakes. That
     serves a thread which is woken by what the computing thread does, and then asks for a lock that

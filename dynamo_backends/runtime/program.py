@@ -1,4 +1,4 @@
-"""Runs a partitioned graph: blocks and eager parts in order, each named for torch's profilers.
+"""Runs a partitioned graph: compiled blocks and eager parts in order.
 
 This is the hot path of every compiled call. A graph that a backend takes whole costs one list
 look-up, the check of its frozen weights, and the backend's own call.
@@ -38,7 +38,7 @@ Getter = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 def pick(positions: Sequence[int]) -> Getter:
-    """Returns a fast function that picks the given positions out of a sequence."""
+    """Returns a fast function that selects the given positions of a sequence."""
     if not positions:
         return lambda _: ()
     first, count = positions[0], len(positions)
@@ -48,7 +48,7 @@ def pick(positions: Sequence[int]) -> Getter:
 
 
 class Block:
-    """A compiled part of a graph, with its frozen weights and the eager original.
+    """A compiled part of a graph with its weights and eager fallback.
 
     Args:
         graph: The block; its module is the eager original. Sizes among its inputs are for that.
@@ -140,12 +140,12 @@ class Block:
         return self._compiled(given)
 
     def run_eager(self, values: Sequence[Any]) -> Sequence[Any]:
-        """Runs the eager original, which changes nothing."""
+        """Runs the eager original, without switching to it."""
         results: Sequence[Any] = self._switch.eager(values)
         return results
 
     def settle(self, is_slower: bool) -> None:
-        """Takes all further calls; the time it takes is known.
+        """Ends timing; compiled code, or eager if slower, runs all further calls.
 
         Args:
             is_slower: Eager takes them instead.
@@ -159,12 +159,12 @@ class Block:
 
     @property
     def is_settled(self) -> bool:
-        """Whether compiled code, or eager in its place, takes all further calls."""
+        """Whether neither timing nor verification is pending."""
         return self._instead is None or self._instead is self._switch.eager
 
     @property
     def is_compiled(self) -> bool:
-        """Whether compiled code takes calls."""
+        """Whether compiled code, not eager, runs calls."""
         return self._instead is not self._switch.eager
 
     def _compiled(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -236,18 +236,18 @@ class Block:
                 self._report.paces.append(PaceReport("block", part, "slower", own, eager, why))
 
     def verify_again(self) -> None:
-        """See `Program.verify_again`."""
+        """Verifies the next call against eager, as `Program.verify_next_call`."""
         if self._verify == "first" and self.is_compiled:
             self._instead = self._verified
 
     def also_reports_to(self, report: GraphReport) -> None:
-        """See `Program.also_reports_to`."""
+        """Adds a further report, as `Program.add_report`."""
         self._switch.also_reports_to(report)
         if self._pace is not None:
             self._pace.reports.append(report)
 
     def prepare(self, values: Sequence[Any]) -> None:
-        """Binds the weights before the first call; if that fails, the first call deals with it.
+        """Binds weights before the first call; errors are left to that call.
 
         Args:
             values: As for a call; only the weights are read.
@@ -275,7 +275,7 @@ class Block:
         return f"; the smallest wrong part: {region}"
 
     def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """Returns the weights and the activations among the values of the graph's inputs."""
+        """Splits a graph's input values into weights and activations."""
         return self._pick_weights(values), self._pick_activations(values)
 
     def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
@@ -294,7 +294,7 @@ class Block:
 
 @dataclass(frozen=True)
 class EagerPart:
-    """A part of the graph that runs call by call.
+    """A part of a graph that runs in eager.
 
     Attributes:
         graph: The part.
@@ -314,7 +314,7 @@ class EagerPart:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One part of a program: which registers it reads, writes, and which are dead after it.
+    """One part of a program with the registers it reads, writes and frees.
 
     Attributes:
         name: What profilers call it; empty: nothing.
@@ -328,7 +328,7 @@ class Instruction:
 
 
 class Program:
-    """A whole captured graph, for one set of shapes or for a range of them.
+    """Runs a whole captured graph, for one set of shapes or a range.
 
     Args:
         steps: In order.
@@ -374,17 +374,17 @@ class Program:
                 step.run.prepare(step.read(registers))
 
     def verify_again(self) -> None:
-        """Has the next call compared with eager as the first one was: it is of other sizes."""
+        """Verifies the next call against eager, because its sizes are new."""
         for block in self.blocks:
             block.verify_again()
 
     def also_reports_to(self, report: GraphReport) -> None:
-        """Notes in a further report if eager takes over: that of another graph that it runs."""
+        """Adds the report of another graph that runs this program."""
         for block in self.blocks:
             block.also_reports_to(report)
 
     def pace_whole(self, pace: PaceCheck, may_fall_back: bool, sized: Getter) -> None:
-        """Compares the times of several blocks with those of eager, as a whole, too.
+        """Times all blocks together against eager.
 
         Args:
             pace: Finds out whether they are slower.
@@ -444,7 +444,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Literal:
-    """An output that is known at compile time: None or a number."""
+    """An output that is a constant: None or a number."""
 
     value: Any
 
@@ -453,7 +453,7 @@ _UNSEEN = contextlib.nullcontext()
 
 
 def graph_name(report: GraphReport, backend: str = "") -> str:
-    """Returns what a graph is called.
+    """Returns a graph's name for profilers: backend, kind and number.
 
     Args:
         report: Report of the graph.
@@ -464,7 +464,7 @@ def graph_name(report: GraphReport, backend: str = "") -> str:
 
 
 def part_names(graph: str, on_backend: Sequence[bool]) -> list[str]:
-    """Returns what the parts of a graph are called.
+    """Returns profiler names of a graph's parts, such as "... block 1".
 
     Args:
         graph: Its name.
@@ -474,12 +474,12 @@ def part_names(graph: str, on_backend: Sequence[bool]) -> list[str]:
 
 
 def profiled_as(name: str) -> contextlib.AbstractContextManager[Any]:
-    """A block that has a name in profilers' traces; does nothing if no profiler is recording."""
+    """Names the block in profiler traces, if one records (context manager)."""
     return record_function(name) if is_profiled() else _UNSEEN
 
 
 def always_named(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose calls have a name in profilers' traces.
+    """Wraps a function in `record_function`; returns it unchanged for an empty name.
 
     Args:
         name: Empty: none.

@@ -1,4 +1,4 @@
-"""Programs that are called with all sizes of a range: what they are given, and what they return."""
+"""Calls programs with dynamic sizes: their arguments, results and strides."""
 
 import itertools
 import logging
@@ -29,7 +29,7 @@ Made = TypeVar("Made", bound=Executable)
 
 
 def for_range(graph: Graph, make: Callable[[bool], Made]) -> Made:
-    """An executable for all sizes that the symbols of a graph allow, or else for those of one call.
+    """Makes an executable for all sizes, or for one set if that fails.
 
     Args:
         graph: For concrete shapes.
@@ -47,7 +47,7 @@ def for_range(graph: Graph, make: Callable[[bool], Made]) -> Made:
 def require_elements(
     graph: Graph, keeps_elements: Callable[[fx.Node], bool] = lambda node: False
 ) -> None:
-    """Raises `CompileError` if a tensor of a graph has no elements for some sizes of the range.
+    """Raises `CompileError` if a tensor may be empty for some sizes of the range.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.
@@ -62,7 +62,7 @@ def require_elements(
 
 
 class RangedOutput:
-    """An output of a program for a range of sizes.
+    """An output with dynamic sizes: how to allocate and restride it.
 
     Args:
         node: In the graph.
@@ -88,7 +88,7 @@ class RangedOutput:
         self.strides = slice(start + value.ndim, start + len(self.wanted))
 
     def make(self, shape: Sequence[int], device: torch.device | None = None) -> Tensor:
-        """Memory for one result.
+        """Allocates memory for one result of a given shape.
 
         Args:
             shape: Shape of the output.
@@ -98,7 +98,7 @@ class RangedOutput:
 
 
 class RangedLayout:
-    """The inputs and outputs of a program for a range of sizes, in each call.
+    """The inputs and outputs of a dynamic-shape program, resolved at each call.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.
@@ -124,7 +124,7 @@ class RangedLayout:
         self.numbers = SizeReader(places, wanted)
 
     def make(self, numbers: Sequence[int], device: torch.device | None = None) -> list[Tensor]:
-        """Memory for the results of a call, for programs that write to torch's.
+        """Allocates memory for all results of a call.
 
         Args:
             numbers: Numbers of the call.
@@ -133,7 +133,7 @@ class RangedLayout:
         return [y.make(numbers[y.shape], device) for y in self.outputs]
 
     def require_shapes(self, results: Sequence[Tensor], numbers: Sequence[int], who: str) -> None:
-        """Raises `RuntimeError` if results have other shapes than torch says.
+        """Raises `RuntimeError` if results have other shapes than torch computed.
 
         Args:
             results: Results of a call.
@@ -147,7 +147,7 @@ class RangedLayout:
                 raise RuntimeError(f"{who}'s program gives {found} instead of {list(shape)}")
 
     def export(self, results: Sequence[Tensor], numbers: Sequence[int]) -> list[Tensor]:
-        """Returns the results of a call as torch promises them.
+        """Returns results with the strides that eager gives them.
 
         Args:
             results: From the program.
@@ -160,7 +160,7 @@ class RangedLayout:
 
 
 class RangedCalls:
-    """Calls of a function that is given the sizes of each call after all other inputs.
+    """Calls a function with the dynamic sizes appended to its inputs.
 
     Args:
         graph: For concrete shapes; from one with symbolic shapes.
@@ -184,7 +184,7 @@ class RangedCalls:
         self._strides = [slice(*pair) for pair in itertools.pairwise(ends)]
 
     def around(self, run: Callable[..., Sequence[Any]], inputs: Callable[..., Any] = list) -> Bound:
-        """Returns a function from activations to results with the strides of eager.
+        """Wraps a function to compute sizes of each call and eager's strides.
 
         Args:
             run: The function.

@@ -1,4 +1,4 @@
-"""Finds the process of a job for which the others wait in vain.
+"""Detects ranks of a distributed job that ended, hang or diverge.
 
 torchrun's agent ends a job when one of its processes fails, gloo says that a connection was closed
 but not whose, and `torch.distributed.monitored_barrier` takes a rank that is slow for a dead one.
@@ -34,7 +34,7 @@ _LAST = 5.0  # seconds that the end waits for the thread, which a dead store may
 
 @dataclass
 class Signs:
-    """The heartbeat of one rank.
+    """The heartbeat of one rank: its recent operations and failure.
 
     Attributes:
         process: Its number and host, for people.
@@ -54,34 +54,34 @@ class Signs:
     blamed: int | None = None
 
     def note(self, number: int, what: str) -> None:
-        """Notes the operation that begins; most of the old ones are forgotten."""
+        """Records the operation that begins; drops most older ones."""
         told = {**self.doing, number: what}
         near = lambda n: any(n % 8**k == 0 and number - n < 8 ** (k + 1) for k in range(6))  # noqa: E731
         self.doing = {n: told[n] for n in told if near(n)}
 
     @property
     def number(self) -> int:
-        """Returns the number of the last operation."""
+        """The number of the last operation."""
         return max(self.doing, default=0)
 
     @property
     def now(self) -> str:
-        """The last operation, in words."""
+        """The last operation as text."""
         return self.doing.get(self.number, "waits")
 
     def dump(self) -> str:
-        """Returns it as text."""
+        """Serializes to JSON."""
         return json.dumps(vars(self))
 
     @classmethod
     def load(cls, text: str) -> "Signs":
-        """Returns the reverse of `dump`."""
+        """Parses the JSON of `dump`."""
         values = json.loads(text)
         return cls(**values | {"doing": {int(n): what for n, what in values["doing"].items()}})
 
 
 def blame(rank: int | None, text: str) -> RankError:
-    """Returns the error that names the rank for which steps cannot go on."""
+    """Returns a `RankError` with advice, for the rank that caused it."""
     advice = "This mesh cannot run more steps; restart from the last checkpoint."
     return RankError(f"{text}. {advice}", rank)
 
@@ -89,7 +89,7 @@ def blame(rank: int | None, text: str) -> RankError:
 def judge(
     me: int, mine: Signs, others: Mapping[int, Signs], silent: Mapping[int, float], limit: float
 ) -> RankError | None:
-    """Returns whom to blame for waiting, if anybody, by what each rank has told last.
+    """Returns an error for a silent, ended or diverging rank; None if all are fine.
 
     `silent` are the seconds for which others have told nothing new. `limit` of them are too many;
     it is less than `SILENCE` if a connection is broken.
@@ -109,7 +109,7 @@ def judge(
 
 
 def different(me: int, mine: Signs, others: Mapping[int, Signs]) -> RankError | None:
-    """Returns the error of ranks that do different things at the same point."""
+    """Returns an error if ranks run different operations at one point; else None."""
     for rank, its in sorted(others.items()):
         for number in sorted(mine.doing.keys() & its.doing.keys()):
             if mine.doing[number] != its.doing[number]:
@@ -124,12 +124,12 @@ def different(me: int, mine: Signs, others: Mapping[int, Signs]) -> RankError | 
 
 
 def told_apart(said: Mapping[int, str]) -> str:
-    """Returns what each rank does, in words: "rank 0 …, but rank 1 …"."""
+    """Formats what each rank does: "rank 0 ..., but rank 1 ..."."""
     return ", but ".join(f"rank {rank} {what}" for rank, what in sorted(said.items()))
 
 
 class RankWatch:
-    """Tells the other ranks of this one, and waits for them as long as they live.
+    """Exchanges heartbeats with other ranks, and raises RankError if one is lost.
 
     A process that is suspended tells nothing, for its threads stand still. One that computes for
     long, in Python or elsewhere, goes on telling.
@@ -170,22 +170,22 @@ class RankWatch:
 
     @staticmethod
     def key(rank: int) -> str:
-        """Returns where in the store a rank tells of itself."""
+        """Returns the store key of a rank's heartbeat."""
         return f"signs/{rank}"
 
     @property
     def waits_in_vain(self) -> bool:
-        """Returns whether steps cannot go on, and a call has not come back."""
+        """Whether steps have failed and a call still blocks."""
         return self._failed is not None and self._call is not None and not self._call.done()
 
     def listen(self) -> None:
-        """Goes on telling, and listens to the others, all of which have told of themselves."""
+        """Starts the thread that sends and reads heartbeats."""
         self._round = time.monotonic()
         self._heard = dict.fromkeys(self._others, self._round)
         self._thread.start()
 
     def leave(self) -> None:
-        """Tells the others that this process ends; for its exit.
+        """Tells other ranks that this process exits.
 
         A daemon thread that comes back from torch while Python ends would end the process.
         """
@@ -196,7 +196,7 @@ class RankWatch:
         self._tell(self._farewell)
 
     def together(self, what: str, call: Callable[[], Any], patience: float = math.inf) -> Any:
-        """Does what all ranks do at this point, in the same order.
+        """Runs an operation that all ranks run in the same order; may raise RankError.
 
         Args:
             what: The same on all ranks; what goes after "rank 0" in an error.
@@ -214,7 +214,7 @@ class RankWatch:
         return self.wait(call, patience)
 
     def wait(self, call: Callable[[], Any], patience: float = math.inf) -> Any:
-        """Does what may wait for other ranks, beside this thread. See `together`."""
+        """Runs a blocking call in another thread; raises RankError if a rank is lost."""
         if self._failed is not None:
             raise self._failed.with_traceback(None)
         self._call = future = Future[Any]()

@@ -1,4 +1,4 @@
-"""Coordinates all processes of a job."""
+"""Coordinates all ranks of a distributed job."""
 
 import atexit
 import contextlib
@@ -23,7 +23,7 @@ _LONG = datetime.timedelta(days=365)  # who waits in vain is told by `RankWatch`
 
 
 def is_shared() -> bool:
-    """Returns whether torch.distributed has several processes; its "fake" group is one."""
+    """Returns whether torch.distributed has several real processes."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
         return False
@@ -31,7 +31,7 @@ def is_shared() -> bool:
 
 
 class Ranks(RankWatch):
-    """The processes of the default process group.
+    """The ranks of the default process group, with collectives on the host.
 
     Args:
         stores: Stores of torch.distributed; one for each use.
@@ -49,7 +49,7 @@ class Ranks(RankWatch):
         self._before_end: list[Callable[[], None]] = []
 
     def before_end(self, call: Callable[[], None]) -> None:
-        """Says what has to be waited for before this process may end."""
+        """Registers a function that waits for pending work before the process exits."""
         self._before_end.append(call)
 
     def _of_group(self, what: str, call: Callable[[Any], Any], patience: float = math.inf) -> Any:
@@ -60,14 +60,14 @@ class Ranks(RankWatch):
         return self.together(what, lambda: call(self._group), patience)
 
     def gathered(self, what: str, value: Any, patience: float = math.inf) -> list[Any]:
-        """Returns a picklable value of each rank, on all of them; arguments as for `together`."""
+        """Gathers a picklable value from every rank, on all ranks."""
         found: list[Any] = [None] * self.size
         gather = functools.partial(torch.distributed.all_gather_object, found, value)
         self._of_group(what, lambda group: gather(group=group), patience)
         return found
 
     def broadcast(self, what: str, tensors: Sequence[Tensor]) -> None:
-        """Gives tensors of the host rank 0's contents, on all ranks."""
+        """Copies rank 0's host tensors to all ranks, in place."""
 
         def send(group: Any) -> None:
             for tensor in tensors:
@@ -79,7 +79,7 @@ class Ranks(RankWatch):
         self._of_group(what, send)
 
     def joined(self, what: str, tensor: Tensor, patience: float = math.inf) -> list[Tensor]:
-        """Returns a tensor of the host of each rank, all of one shape, on all of them."""
+        """Gathers a host tensor of equal shape from every rank, on all ranks."""
         plain = tensor.detach().contiguous()
         data = plain.reshape(-1).view(torch.uint8)
         parts = [torch.empty_like(data) for _ in range(self.size)]
@@ -88,7 +88,7 @@ class Ranks(RankWatch):
         return [part.view(plain.dtype).reshape(plain.shape) for part in parts]
 
     def agree(self, what: str, key: str, facts: Sequence[str], advice: str) -> None:
-        """Raises on all ranks if they differ.
+        """Raises `RankError` on all ranks if their keys differ.
 
         Args:
             what: They agree on, such as "compiles a step".
@@ -110,12 +110,12 @@ class Ranks(RankWatch):
                 raise RankError(f"the ranks have different programs: {said}. {advice}", rank)
 
     def add_program(self, key: str) -> None:
-        """Notes a program that all ranks have compiled."""
+        """Registers a program that all ranks have compiled, by its key."""
         if key not in self._programs:
             self._programs.append(key)
 
     def check_program(self, what: str, key: str) -> None:
-        """Looks whether all ranks are about to run the same program, where there are several.
+        """Raises `RankError` if ranks are about to run different programs.
 
         Raises:
             RankError: They are not.
@@ -135,7 +135,7 @@ class Ranks(RankWatch):
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
-        """Inside: torch's generator on the CPU is rank 0's, on all ranks."""
+        """Uses rank 0's CPU generator state on all ranks (context manager)."""
         mine = torch.get_rng_state()
         shared = mine.clone()
         self.broadcast("draws random numbers", [shared])
@@ -147,7 +147,7 @@ class Ranks(RankWatch):
                 torch.set_rng_state(mine)
 
     def close(self) -> None:
-        """Waits for what is under way, and tells the others that this process ends."""
+        """Waits for pending work and tells other ranks that this process exits."""
         with contextlib.suppress(Exception):  # whoever waits is told
             for call in self._before_end if self._failed is None else ():
                 call()
@@ -174,7 +174,7 @@ def _end_here() -> None:
 
 
 def this_job() -> Ranks:
-    """Returns the ranks of the default process group; connected on first use, by all of them.
+    """Returns the ranks of the default process group; connects on first use.
 
     Raises:
         RankError: Not all ranks have come within five minutes.

@@ -1,4 +1,4 @@
-"""Between AOT Autograd and compiled graphs: values that stay on a device.
+"""Keeps values on a device between compiled graphs and AOT Autograd.
 
 AOT Autograd hands over the handles of `DeviceTensor`s, and wraps handles that it gets back. In the
 pipeline values are `DeviceTensor`s, so that whatever runs in eager there finds their contents.
@@ -20,7 +20,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Residency:
-    """The decision whether the values of a captured graph may stay on a device.
+    """Decides on which device the results of a captured graph remain.
 
     Attributes:
         home: Where results of its graphs stay; None: they are torch's.
@@ -29,7 +29,7 @@ class Residency:
     home: str | None
 
     def wrap_compiled(self, run: Boxed, graph: fx.Graph) -> Boxed:
-        """Wraps a graph's compiled function: its results stay on the device until they are read.
+        """Wraps a compiled graph so that results remain on the device until read.
 
         Args:
             run: From the pipeline.
@@ -54,7 +54,7 @@ class Residency:
         return call
 
     def returned(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps the results of AOT Autograd's function that it does not wrap itself."""
+        """Wraps AOT Autograd's function so that it returns `DeviceTensor`s."""
         if self.home is None:
             return compiled
         home = self.home
@@ -69,7 +69,7 @@ class Residency:
 
 
 def home_of(values: Sequence[Any]) -> str | None:
-    """Returns the device of the first value that lives on one."""
+    """Returns the device name of the first `DeviceTensor`; None if there is none."""
     return next((x.home for x in values if isinstance(x, DeviceTensor)), None)
 
 

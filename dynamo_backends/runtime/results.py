@@ -1,4 +1,4 @@
-"""Results with the strides that eager gives them, for backends that may choose others."""
+"""Restores eager's strides in results of compiled graphs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from dynamo_backends.graph.graph import Graph
 
 
 class Results:
-    """Gives results of a compiled graph the strides that its output nodes promise.
+    """Copies results whose strides differ from those that the graph promises.
 
     Args:
         graph: With static shapes.
@@ -28,7 +28,7 @@ class Results:
 
 
 def restride(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    """Returns a tensor with these strides and the same elements; a copy only if they matter.
+    """Returns the tensor with given strides; copies only if the layout differs.
 
     Args:
         tensor: Tensor of any shape.

@@ -1,4 +1,4 @@
-"""Verdicts of trials that come with the package, for those who have what they were found with.
+"""Reads and writes the tables of trial verdicts that come with the package.
 
 One table for each vendor and class of processors, `shipped/VENDOR/CLASS.json`, which `make
 verdicts` writes on a processor of that class. It says what it holds for; where anything of that
@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "shipped"
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision on how calls of a kind are lowered.
+    """How calls of a kind are lowered: natively, decomposed, or in eager.
 
     Attributes:
         reason: Why they stay in eager; empty: the vendor takes them.
@@ -35,13 +35,13 @@ class Verdict:
 
     @property
     def support(self) -> Support:
-        """The same as an answer of `Backend.supports`."""
+        """The verdict as an answer of `Backend.supports`."""
         return Support(not self.reason, self.reason, self.decomposed)
 
 
 @dataclass(frozen=True)
 class HoldsFor:
-    """The versions, processor and sources for which a table's verdicts hold.
+    """The package versions, CPU and source code that verdicts are valid for.
 
     Attributes:
         packages: Versions of the vendor's packages.
@@ -58,7 +58,7 @@ class HoldsFor:
 
 @functools.cache
 def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdict]] | None:
-    """Returns a table of a vendor by kinds of calls, and what it holds for; None if there is none.
+    """Reads a backend's verdict table and its conditions; None if there is none.
 
     Args:
         backend: Name of the vendor's backend.
@@ -78,7 +78,7 @@ def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdic
 
 
 def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
-    """Returns the table of a vendor by kinds of calls; empty if it does not hold here.
+    """Returns a backend's shipped verdicts; empty if they do not apply here.
 
     Args:
         backend: Name of the vendor's backend.
@@ -103,7 +103,7 @@ def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
 
 
 def write_table(backend: str, holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> Path:
-    """Writes the table of a vendor.
+    """Writes a backend's verdict table; returns its path.
 
     Args:
         backend: Name of the vendor's backend.
@@ -122,7 +122,7 @@ def _path(backend: str, processor: str) -> Path:
 
 
 def table_text(holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> str:
-    """Returns a table as text: a line for each kind, in order, so that changes can be read."""
+    """Formats verdicts as sorted JSON text, one kind of call per line."""
     first = min(verdicts)
     settings = first[: first.find(") ") + 2]
     if not all(kind.startswith(settings) for kind in verdicts):

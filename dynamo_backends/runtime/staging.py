@@ -1,4 +1,4 @@
-"""Memory for small inputs and outputs that a runtime knows already.
+"""Allocates small host buffers that a runtime keeps bound for inputs and outputs.
 
 Telling a runtime where a tensor is takes some microseconds, copying a few kilobytes takes less. A
 call uses such memory alone, so that calls in several threads do not meet.
@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 def stage(
     items: Iterable[Item], describe: Callable[[Item], tuple[Sequence[int], torch.dtype]]
 ) -> tuple[list[tuple[Item, Tensor]], list[Item]]:
-    """Makes memory of the CPU for the small ones among inputs or outputs.
+    """Allocates CPU tensors for items of at most 64 KiB; returns these and the rest.
 
     Args:
         items: The inputs or outputs.

@@ -1,4 +1,4 @@
-"""Keeps the verdicts on vendors' calls, for the process and on disk.
+"""Caches verdicts of trials on operator calls, in memory and on disk.
 
 A trial compiles and runs a call, and those of a graph may take longer than compiling it does. So a
 second graph with the same kinds of calls asks the process first, a second process the disk, and
@@ -39,7 +39,7 @@ _makes_trials = ContextVar("makes_trials", default=True)
 
 @contextlib.contextmanager
 def without_trials() -> Iterator[None]:
-    """Inside the block `TrialNeededError` is raised instead of a trial that takes its time."""
+    """Raises `TrialNeededError` instead of running trials (context manager)."""
     token = _makes_trials.set(False)
     try:
         yield
@@ -79,7 +79,7 @@ that users ask for, and what carries tensors to a compiled call and back."""
 
 
 class Verdicts:
-    """The verdicts on one vendor.
+    """The cached trial verdicts on one vendor's operator calls.
 
     They hold for the versions of its packages and of torch, for the processor, and for the code of
     this package that makes trials and lowers calls.
@@ -127,7 +127,7 @@ class Verdicts:
         find: Callable[[Mapping[str, T]], Mapping[str, Verdict]],
         keep: bool,
     ) -> None:
-        """Finds verdicts on several kinds at once, as far as that is possible.
+        """Finds verdicts on several kinds of calls in one trial, where possible.
 
         Args:
             calls: One of each kind, by that.
@@ -146,7 +146,7 @@ class Verdicts:
                 self.put(kind, verdict, keep)
 
     def get(self, kind: str, keep: bool) -> Verdict | None:
-        """Returns the verdict on a kind of call; None if there is none yet.
+        """Returns the verdict on a kind of call; None if there is none.
 
         Raises:
             TrialNeededError: There is none, and the thread is to make no trials.
@@ -163,7 +163,7 @@ class Verdicts:
         return verdict
 
     def put(self, kind: str, verdict: Verdict, keep: bool) -> None:
-        """Keeps the verdict on a kind of call."""
+        """Stores the verdict on a kind of call."""
         self._known[kind] = verdict
         if keep:
             _cache().put(self._key(kind), {"verdict": json.dumps(asdict(verdict)).encode()})
@@ -173,11 +173,11 @@ class Verdicts:
 
     @property
     def known(self) -> Mapping[str, Verdict]:
-        """Returns what was asked about in this process and found by trials, or on disk."""
+        """The verdicts that this process found by trials or read from disk."""
         return dict(self._known)
 
     def here(self) -> HoldsFor:
-        """Returns what verdicts of this process hold for."""
+        """Returns the versions, CPU and source digest of this process."""
         return HoldsFor(
             get_backend(self._backend).versions(),
             ".".join(torch.__version__.split(".")[:2]),

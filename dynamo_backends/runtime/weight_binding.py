@@ -1,4 +1,4 @@
-"""Frozen yet never stale: weights are prepared once, and again when they have changed.
+"""Prepares weights once, and again when their contents have changed.
 
 This is the one owner of that policy; docs/verification.md has it in words. An executable offers
 only two hooks: `bind`, which prepares weights, and perhaps `bind_live`, which reads them where they
@@ -60,12 +60,12 @@ def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    """Returns the tensor's bits as integers, so that NaN equals itself; strides are kept."""
+    """Returns a tensor's values as integer bits, so that NaN equals NaN."""
     return memory_bits(tensor.resolve_conj().resolve_neg())
 
 
 def memory_bits(tensor: Tensor) -> Tensor:
-    """A view of the bits in the tensor's memory, before it is conjugated or negated lazily."""
+    """Returns a view of memory as integers, ignoring lazy conjugation and negation."""
     tensor = physical(tensor.detach())
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -102,7 +102,7 @@ def _samples(tensor: Tensor) -> list[Tensor]:
 
 
 def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
-    """Returns the addresses of the weights; what they are looked up by."""
+    """Returns the addresses of weights, as a lookup key."""
     found = tuple(map(Tensor.data_ptr, weights))
     return found if all(found) else tuple(map(_place, weights, found))
 
@@ -122,7 +122,7 @@ def _are(refs: _References, weights: Sequence[Tensor]) -> bool:
 
 
 class Snapshot:
-    """The addresses, versions and samples of a set of weights when they were prepared.
+    """The addresses, versions and sampled values of prepared weights.
 
     Args:
         weights: The weights.
@@ -179,7 +179,7 @@ class Snapshot:
         return _are(self.refs, weights)
 
     def note_step(self, storages: frozenset[int]) -> None:
-        """An optimizer has updated tensors in these storages."""
+        """Marks the snapshot stale if an optimizer updated one of its storages."""
         if not self._storages.isdisjoint(storages):
             self._stepped = True
 
@@ -193,7 +193,7 @@ class Snapshot:
         return torch.cat(views) if views[0].ndim == 1 else torch.cat([v.flatten() for v in views])
 
     def is_current(self, weights: Sequence[Tensor]) -> bool:
-        """Returns whether weights at the same addresses still have the values of the snapshot."""
+        """Returns whether weights still have the values of the snapshot."""
         watched = self._watched(weights)
         if not watched:
             return True
@@ -230,7 +230,7 @@ ASK_AGAIN = 16
 
 
 class WeightBinding:
-    """The weights of one block: a set for each instance of the module that it was captured from.
+    """Binds a block's weights, one set for each module instance.
 
     Args:
         executable: The compiled block.
@@ -249,7 +249,7 @@ class WeightBinding:
         self._recent: _Model | None = None
 
     def bound(self, weights: Sequence[Tensor]) -> Bound:
-        """Returns the function that computes with these weights, which are prepared if need be."""
+        """Returns the function bound to these weights; rebinds changed ones."""
         model = self._recent
         key = pointers(weights)
         if model is not None and model.key == key and model.is_current(weights):
@@ -258,7 +258,7 @@ class WeightBinding:
             return self._find(key, weights).bound
 
     def prepare(self, weights: Sequence[Tensor]) -> None:
-        """Binds weights ahead, beside calls and other threads, which may change them meanwhile."""
+        """Binds weights before a call; discards them if they changed meanwhile."""
         before = Snapshot(weights, range(len(weights)), self._policy, lambda: None)
         self.bound(weights)
         if not before.is_current(weights):  # it is not known which contents were prepared

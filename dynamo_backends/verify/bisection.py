@@ -47,14 +47,14 @@ def bisecting(what: str = "wrong") -> Iterator[None]:
 
 
 def is_requested(what: str = "wrong") -> bool:
-    """Returns whether somebody is inside of `bisecting`."""
+    """Returns whether this process is inside a `bisecting(what)` block."""
     return what in _requests
 
 
 def smallest_wrong_region(
     graph: Graph, compile_part: Compile, inputs: Sequence[Any], reduced: bool = False
 ) -> str | None:
-    """Returns the fewest calls in a row that are wrong when they are compiled alone, in words.
+    """Finds the shortest run of calls that is wrong when compiled alone, as text.
 
     First the shortest beginning of the block that is wrong is looked for, then the shortest end of
     that. Each is compiled and compared with eager, on eager's values.
@@ -74,7 +74,7 @@ def smallest_wrong_region(
 def smallest_slow_region(
     graph: Graph, compile_part: Compile, inputs: Sequence[Any]
 ) -> tuple[float, float, str | None] | None:
-    """Finds the fewest calls in a row that, compiled alone, lose half of the time of a block.
+    """Finds the shortest run of calls that loses half of a slow block's time.
 
     Args:
         graph: The block, functional.
@@ -151,7 +151,7 @@ class _Search:
         return part.graph, given, bind
 
     def _values(self, end: int) -> dict[str, Any]:
-        """Eager's values of what the calls before `end` leave for those after."""
+        """Returns eager's values that calls before `end` leave for later calls, by name."""
         values = dict(self._inputs)
         if end:
             part = extract(self._graph, self._graph.calls[:end], on_backend=False)

@@ -75,7 +75,7 @@ class Comparator:
         self._doubts: dict[int, Spread] = {}
 
     def look(self, place: int, expected: Tensor, result: Tensor) -> None:
-        """Looks at an output, which may be right beyond doubt.
+        """Compares an output with eager's; keeps both for `find_mismatch` if it is in doubt.
 
         Args:
             place: Its position.
@@ -88,7 +88,7 @@ class Comparator:
             self._doubts[place] = Spread(expected, result)
 
     def wrong(self) -> tuple[int, str] | None:
-        """The position of an output that is wrong, and how, in words; None: nothing is."""
+        """Returns position and description of the first wrong output; None if all are right."""
         left = self._doubts
         inputs = self._inputs() if left else ()
         if left and not self._reduced:
@@ -132,7 +132,7 @@ def difference(
     precise: Sequence[Any] | Callable[[], Sequence[Any]],
     tolerance: float = TOLERANCE,
 ) -> str | None:
-    """Returns what distinguishes results from eager's, in words; None if they are as accurate.
+    """Describes the first result that is less accurate than eager's; None if none is.
 
     Args:
         expected: Eager's results.
@@ -156,7 +156,7 @@ def difference(
 
 
 def is_close(expected: Tensor, result: Tensor, tolerance: float = TOLERANCE) -> bool:
-    """Returns whether a result is so close to eager's that no reference is needed.
+    """Returns whether a result is within the tolerance of eager's; NaN equals NaN.
 
     Args:
         expected: Eager's result.
@@ -198,7 +198,7 @@ def _is_near(expected: Tensor, result: Tensor) -> bool:
 def is_accurate(
     expected: Tensor, result: Tensor, precise: Tensor, tolerance: float = TOLERANCE
 ) -> bool:
-    """Returns whether a result is close to eager's, or as close to the float64 reference."""
+    """Returns whether a result is close to eager's, or as near to float64 as eager's is."""
     if not is_inexact(expected):
         return torch.equal(expected, result)
     e, r, p = expected, result, precise
@@ -213,7 +213,7 @@ def is_accurate(
 
 
 def _finite(expected: Tensor, result: Tensor, precise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The finite elements; with a NaN among them no error would be told from another."""
+    """Selects the elements that are finite in eager's result, of all three tensors."""
     finite = expected.isfinite()
     if bool(finite.all()):
         return expected, result, precise
@@ -222,7 +222,7 @@ def _finite(expected: Tensor, result: Tensor, precise: Tensor) -> tuple[Tensor, 
 
 
 def relative_error(precise: Sequence[Any], results: Sequence[Any]) -> float:
-    """Largest root mean square error of an output, relative to the output's root mean square."""
+    """Returns the largest RMS error of an output, relative to the output's own RMS."""
     worst = 0.0
     for p, r in zip(precise, results, strict=True):
         if not isinstance(p, Tensor) or not isinstance(r, Tensor) or not is_inexact(r):
@@ -240,7 +240,7 @@ def relative_error(precise: Sequence[Any], results: Sequence[Any]) -> float:
 
 
 class Spread:
-    """An output in doubt, and how far its elements move when its computation is disturbed.
+    """An output that is not close to eager's, and how far rounding may move its elements.
 
     Args:
         expected: Eager's value.
@@ -264,20 +264,20 @@ class Spread:
 
     @property
     def text(self) -> str:
-        """Returns what is wrong with it if nothing explains it, in words."""
+        """Describes the mismatch: where NaN or infinities differ, or the largest difference."""
         return pattern_difference(self._eagers, self._result) or describe_distance(
             self._eagers, self._result
         )
 
     def is_settled_by(self, precise: Tensor) -> bool:
-        """Returns whether it is right by the same in float64."""
+        """Returns whether the output is right by its float64 value, and notes that value."""
         accurate = is_accurate(self._eagers, self._result, precise)
         accurate = accurate and not pattern_difference(self._eagers, self._result)
         self._add(precise)
         return accurate or not self._is_unexplained()
 
     def is_explained_by(self, disturbed: Tensor) -> bool:
-        """Returns whether it is no farther off than disturbed computations are."""
+        """Returns whether the output is no farther off than the disturbed values so far."""
         self._add(disturbed)
         return not self._is_unexplained()
 

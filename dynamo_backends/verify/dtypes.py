@@ -27,13 +27,13 @@ _ALL_ALIKE = re.compile(
 
 
 def is_dtype_error(error: BaseException) -> bool:
-    """Returns whether an operator of torch's has refused the dtypes of its arguments."""
+    """Returns whether an error is a torch operator's refusal of its arguments' dtypes."""
     is_torchs = isinstance(error, RuntimeError | TypeError | NotImplementedError)
     return is_torchs and _REFUSALS.search(str(error)) is not None
 
 
 def refuse_mixed_dtypes(graph: fx.Graph) -> None:
-    """Calls operators of a graph whose arguments have several dtypes, with zeros, in eager.
+    """Raises eager's error if a call of the graph mixes dtypes that eager refuses.
 
     Args:
         graph: Graph of ATen operators, with fake values.

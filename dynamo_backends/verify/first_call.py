@@ -36,7 +36,7 @@ _CHECKS = ("assert", "sym_constrain")  # raise, or do nothing
 
 @dataclass(frozen=True)
 class OutputMetadata:
-    """Holds the dtype, strides and device that torch expects of an output.
+    """The dtype, strides and device that torch's tracing promised for an output.
 
     Attributes:
         dtype: Its dtype; None: it is no tensor.
@@ -51,7 +51,7 @@ class OutputMetadata:
 
 @dataclass
 class Outcome:
-    """The result of a comparison.
+    """The results of a compared call, and whether they were wrong or unverified, and why.
 
     Attributes:
         results: What the compiled block returned.
@@ -71,7 +71,7 @@ class Outcome:
 
 
 class Comparison:
-    """A way of comparing calls of a compiled block with eager.
+    """Calls a compiled block and compares its outputs with eager's, in little memory.
 
     Args:
         graph: The block, functional; its module is the eager original.
@@ -173,7 +173,7 @@ def run_without_raising(
     grad_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     raises: bool = True,
 ) -> str:
-    """Runs a part of a comparison; returns why it failed, or an empty string.
+    """Runs a part of a comparison; returns its error as text, but raises dtype errors.
 
     Args:
         action: The part.
@@ -354,7 +354,7 @@ def _is_recorded() -> str:
 
 
 def acts_on(node: fx.Node) -> str:
-    """Returns why a call cannot be repeated (side effects, random); empty if it can."""
+    """Returns why a call cannot be run twice: side effects or randomness; empty if it can."""
     if getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d_functional", "c10d"):
         return f"{node.target} communicates with other processes"
     if is_random(node):
@@ -384,7 +384,7 @@ def _promise(output: Any) -> OutputMetadata:
 
 
 def described_region(graph: Graph) -> str:
-    """Returns which part of the user's program a block is, in words."""
+    """Describes a block by its first and last operator and its source line."""
     names = [str(n.target) for n in graph.calls if isinstance(n.target, private.OpOverload)]
     lines = [line for n in graph.calls if (line := source_line(n)) is not None]
     if not names:

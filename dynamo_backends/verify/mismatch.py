@@ -10,7 +10,7 @@ from dynamo_backends import _torch_private as private
 
 
 def value_difference(expected: Any, result: Any) -> str | None:
-    """What is wrong with the kind, dtype or shape of a result, or with what is no tensor."""
+    """Describes a wrong type, dtype or shape, or a wrong non-tensor; None if none is."""
     if isinstance(expected, Tensor) != isinstance(result, Tensor):
         return f"is a {type(result).__name__} instead of a {type(expected).__name__}"
     if not isinstance(expected, Tensor):  # NaN is NaN's equal here
@@ -24,7 +24,7 @@ def value_difference(expected: Any, result: Any) -> str | None:
 def shape_difference(
     expected: Any, result: Any, promised: Collection[int] | None = None
 ) -> str | None:
-    """What is wrong with the kind, dtype, shape, device or strides of a result; None: nothing.
+    """Describes a wrong type, dtype, shape, device or strides; None if none is wrong.
 
     Args:
         expected: Eager's result.
@@ -57,7 +57,7 @@ def _strides_agree(tensor: Tensor, given: Sequence[int], *allowed: Collection[in
 
 
 def pattern_difference(expected: Any, result: Any) -> str:
-    """What is different about the places of NaN and infinities; empty: nothing."""
+    """Describes how NaN and infinities lie in other places than eager's; "" if nowhere."""
     if not isinstance(expected, Tensor) or not is_inexact(expected):
         return ""
     if not isinstance(result, Tensor):
@@ -74,7 +74,7 @@ def pattern_difference(expected: Any, result: Any) -> str:
 
 
 def describe_distance(expected: Tensor, result: Tensor) -> str:
-    """How far a result is off, in words."""
+    """Describes how far a result is off: largest difference, or number of elements."""
     if not is_inexact(expected):
         return f"differs from eager in {int((expected != result).sum())} elements"
     wide = torch.promote_types(expected.dtype, torch.float64)
@@ -84,14 +84,14 @@ def describe_distance(expected: Tensor, result: Tensor) -> str:
 
 
 def brief(tensor: Tensor) -> str:
-    """Dtype, shape and device: "float32[3, 4]"."""
+    """Formats a tensor's dtype, shape and device: "float32[3, 4] on cuda:0"."""
     name = str(tensor.dtype).removeprefix("torch.")
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     return f"{name}{list(tensor.shape)}{where}"
 
 
 def is_inexact(tensor: Tensor) -> bool:
-    """Whether a tensor has floating-point or complex numbers."""
+    """Returns whether a tensor's dtype is floating-point or complex."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -105,7 +105,7 @@ def memory_of(tensor: Any) -> int | None:
 
 
 def aliases(args: Sequence[Any], results: Sequence[Any]) -> list[tuple[int, ...]]:
-    """For each output: which inputs, and which outputs after them, share its memory."""
+    """Returns, per output, the indices in `[*args, *results]` that share its storage."""
     everything = [*args, *results]
     places = [memory_of(x) if isinstance(x, Tensor) and x.numel() else None for x in everything]
     return [

@@ -57,7 +57,7 @@ _OPEN = frozenset(
 
 
 class Noise:
-    """Runs calls and adds a rounding-sized relative error to each result.
+    """Computes calls as `reference.Call`, with a rounding-sized error in each result.
 
     Args:
         seed: Seed of the errors.
@@ -70,7 +70,7 @@ class Noise:
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def __call__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `replay.Call`."""
+        """Computes a call and disturbs its result (see `reference.Call`)."""
         if may_be_tf32(node.target):
             args = tuple(self._rounded(a) for a in args)
         value = self._computed(node, args, kwargs)
@@ -89,7 +89,7 @@ class Noise:
         return self._disturbed(value, _UNITS)
 
     def _computed(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call's own result; of a sum with a factor, that with an error in the product."""
+        """Computes a call; in `a + alpha * b`, the product is disturbed first."""
         alpha = kwargs.get("alpha", 1)
         if is_sum(node) and alpha not in (1, -1) and isinstance(args[1], Tensor):
             product = args[1] * alpha
@@ -137,7 +137,7 @@ class Noise:
         return value * (1 + self._uniform(value, most, real))
 
     def _rounded(self, value: Any) -> Any:
-        """As TF32 has it, where that can be: which kernels round is their own choice."""
+        """Disturbs a float32 CUDA factor as TF32 rounding may; returns others unchanged."""
         if not isinstance(value, Tensor) or not _is_on_gpu(value):
             return value
         return value * (1 + self._uniform(value, ROUNDING, torch.float32))
@@ -147,7 +147,7 @@ class Noise:
         return (noise > 0) if value.dtype == torch.bool else (noise * 8).to(value.dtype)
 
     def _without_overflow(self, value: Tensor, given: Tensor) -> Tensor:
-        """A cast's result, arbitrary where the number given has no place in its integers."""
+        """Replaces a cast's results by noise where the input overflows the integer type."""
         to_integers = not is_inexact(value) and value.dtype != torch.bool
         if not to_integers or not given.is_floating_point():
             return value

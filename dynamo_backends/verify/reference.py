@@ -24,13 +24,13 @@ prims = torch.ops.prims
 
 
 def snapshot_rng() -> tuple[Tensor, list[Tensor]]:
-    """Returns the state of torch's CPU and CUDA generators."""
+    """Returns the state of torch's default CPU and all CUDA generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return torch.get_rng_state(), cuda
 
 
 def restore_rng(state: tuple[Tensor, list[Tensor]]) -> None:
-    """Puts back what `snapshot_rng` returned."""
+    """Sets torch's generators to the state that `snapshot_rng` returned."""
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
@@ -77,19 +77,19 @@ _EXACT = frozenset((
 
 
 def is_exact(node: fx.Node) -> bool:
-    """Returns whether a call computes no number, so that no kernel can round it in another way."""
+    """Returns whether a call only moves or selects elements, so that nothing is rounded."""
     if node.target is operator.getitem or node.target in CASTS or is_view(node):
         return True
     return _name(node) in _EXACT
 
 
 def is_sum(node: fx.Node) -> bool:
-    """Returns whether a call adds or subtracts two numbers."""
+    """Returns whether a call is `add`, `sub` or `rsub`; a reduction is not."""
     return _name(node) in SUMS
 
 
 def is_rounded_once(node: fx.Node) -> bool:
-    """Returns whether a call's result is the exact one, rounded once, in every kernel.
+    """Returns whether IEEE 754 fixes a call's result: exact, then rounded once.
 
     A product need not be if a sum follows: processors have an instruction for both, which rounds
     the sum alone.
@@ -118,7 +118,7 @@ _WIDER = {
 
 
 def in_float64(module: fx.GraphModule) -> fx.GraphModule:
-    """Copies a functional graph so that it computes in float64.
+    """Copies a functional graph module so that it computes in float64.
 
     What is rounded once by every kernel is rounded here, too.
     """
@@ -126,7 +126,7 @@ def in_float64(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def graph_in_float64(graph: fx.Graph) -> fx.Graph:
-    """A copy of a functional graph whose calls name float64 where they named less precise types."""
+    """Copies a functional graph, replacing its dtype arguments by float64 ones."""
     copy = copy_graph(graph)
     for node in list(copy.nodes):
         if node.op in ("call_function", "call_method"):
@@ -142,14 +142,14 @@ def graph_in_float64(graph: fx.Graph) -> fx.Graph:
 
 
 def round_to(value: Any, dtype: torch.dtype) -> Any:
-    """A value in float64 as a less precise type has it."""
+    """Rounds a float64 tensor to a dtype and back; returns anything else unchanged."""
     if not isinstance(value, Tensor) or value.dtype not in (torch.float64, torch.complex128):
         return value
     return value.to(dtype).to(value.dtype)
 
 
 def _dtype_of_rounding(node: fx.Node) -> torch.dtype | None:
-    """The type to which every kernel rounds what a call computes; None: kernels differ.
+    """Returns the dtype to which every kernel rounds a call's result; None if kernels vary.
 
     Those that compute several operators in float16 or bfloat16 may round only the last one.
     """
@@ -162,7 +162,7 @@ def _dtype_of_rounding(node: fx.Node) -> torch.dtype | None:
 
 
 def widen(value: Any) -> Any:
-    """A tensor in the precision of the reference; anything else as it is."""
+    """Casts a floating-point tensor to float64, complex to complex128; else unchanged."""
     if isinstance(value, Tensor) and value.dtype in _WIDER:
         return value.to(_WIDER[value.dtype])
     return value
@@ -183,7 +183,7 @@ _CASTS = {"float": "double", "half": "double", "bfloat16": "double", "cfloat": "
 
 
 def captured_graph_in_float64(captured: fx.GraphModule) -> Callable[..., Any]:
-    """A copy of a graph of Dynamo's that computes every floating-point value in float64.
+    """Returns a float64 copy of a graph that Dynamo captured, as a function.
 
     Its inputs must be in float64, too. Where the graph casts in ways that are not seen here, its
     results are less precise, or it raises.
@@ -210,7 +210,7 @@ def _as_it_is(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 class Replay:
-    """A way of computing some outputs of a graph.
+    """Runs some outputs of a graph in eager, call by call, freeing values early.
 
     Args:
         module: Holds the graph and what its `get_attr` nodes name; not changed.
@@ -247,7 +247,7 @@ class Replay:
         load: Callable[[Any], Any] = lambda value: value,
         call: Call = _as_it_is,
     ) -> None:
-        """Runs the graph.
+        """Runs the graph and passes each output to `visit` as soon as it is computed.
 
         Args:
             inputs: One per input of the graph.
@@ -279,7 +279,7 @@ class Replay:
 
 
 def _ordered(graph: fx.Graph, wanted: Collection[fx.Node]) -> Iterator[fx.Node]:
-    """What has to be computed, each input right before it is read first."""
+    """Yields the nodes to compute, each input right before its first reader."""
     needed = _needed(wanted)
     loaded: set[fx.Node] = set()
     for node in graph.nodes:

@@ -1,1 +1,1 @@
-"""Decides which program of a captured graph serves which sizes."""
+"""Chooses which program of a captured graph runs a call's sizes."""

@@ -1,4 +1,4 @@
-"""Chooses the bounds for which padded programs are compiled."""
+"""Rounds dynamic sizes up to the bounds of padded programs."""
 
 import bisect
 import itertools
@@ -24,7 +24,7 @@ _CHOICES = 1024
 
 
 def round_up(value: int, growth: float, most: int | None = None) -> int:
-    """Returns the bound for a size: any number to 8, a multiple of 4 to 32, of 8 from there on.
+    """Returns the smallest bound of a growing sequence that is at least `value`.
 
     Args:
         value: The size.
@@ -39,19 +39,19 @@ def round_up(value: int, growth: float, most: int | None = None) -> int:
 
 
 def positions(sizes: Sizes) -> int:
-    """Returns how many positions a program for these sizes computes, in some unit."""
+    """Returns the product of all sizes, a measure of a program's work."""
     return math.prod(max(n, 1) for n in sizes.values())
 
 
 def waste(bounds: Sizes, sizes: Sizes) -> float:
-    """Returns the ratio of computed to real positions; infinite if the bounds are too small."""
+    """Returns padded work divided by real work; infinite if a size exceeds its bound."""
     if any(n > bounds[s] for s, n in sizes.items()):
         return math.inf
     return positions(bounds) / positions(sizes)
 
 
 class Rounding:
-    """Rounds up the sizes of one graph.
+    """Rounds the sizes of one graph up to bounds.
 
     Args:
         rule: How.
@@ -70,11 +70,11 @@ class Rounding:
         self._named = named
 
     def narrow(self, sizes: Sizes) -> Sizes | None:
-        """Returns the nearest bounds; None: the user's are too small, and there are no others."""
+        """Returns the closest bounds; None if the sizes exceed the user's bounds."""
         return self._rounded(sizes, self._growth)
 
     def wide(self, sizes: Sizes) -> Sizes | None:
-        """Bounds for a program that is to serve many sizes: powers of two or the user's."""
+        """Returns bounds at powers of two, or the user's; None if sizes exceed them."""
         return self._rounded(sizes, max(self._growth, 2))
 
     def _rounded(self, sizes: Sizes, growth: float) -> Sizes | None:
@@ -98,7 +98,7 @@ class Rounding:
 
 
 class Demand:
-    """The sizes of calls, and which bounds would spare them the most padding.
+    """Remembers sizes of calls to find the bounds that would reduce padding most.
 
     Args:
         rounding: Rounding of the graph.
@@ -111,18 +111,18 @@ class Demand:
         self._seen: LRU[tuple[int, ...], Sizes] = LRU(_SEEN)
 
     def note(self, sizes: Sizes) -> None:
-        """Remembers the sizes of a call."""
+        """Records the sizes of a call."""
         self._seen.put(tuple(sizes.values()), sizes)
 
     def is_met(self, bounds: Sizes, sizes: Sizes) -> bool:
-        """Returns whether sizes that a program serves need no narrower one."""
+        """Returns whether a program's bounds are close enough to a call's sizes."""
         narrow = self._rounding.narrow(sizes)
         if narrow is None:
             return True
         return waste(bounds, sizes) <= max(self._allowed, waste(narrow, sizes))
 
     def wanted(self, there: Sequence[Sizes], refused: Collection[tuple[int, ...]]) -> Sizes | None:
-        """Returns the bounds that would spare the calls so far the most; None: none would.
+        """Returns the bounds that would reduce padding most; None if none would.
 
         Args:
             there: Bounds of the programs that there are.
@@ -156,7 +156,7 @@ class Demand:
 def named_bounds(
     named: NamedBounds, inputs: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the bounds that the user named, by the symbol of the size.
+    """Returns the user's bounds for each symbol of the graph.
 
     Args:
         named: For all dimensions, or by input and dimension.

@@ -1,4 +1,4 @@
-"""Programs that serve all sizes up to those that they were compiled for.
+"""Runs a call in a program compiled for larger sizes, with padded inputs.
 
 A backend that compiles static shapes only may pad inputs (`PadsShapes.buckets`). Then a program is
 compiled for bounds. It is right for smaller sizes if the passes make the same graph for them,
@@ -51,7 +51,7 @@ KNOWN = 1024
 
 
 class Padded:
-    """A program, and up to which sizes it serves graphs of one fingerprint.
+    """A program with the sizes that it is padded to.
 
     Attributes:
         seconds: Seconds of its shortest call.
@@ -66,13 +66,13 @@ class Padded:
         self.used = 0
 
     def serves_at_once(self, sizes: Sizes) -> bool:
-        """Returns whether a call of these sizes takes less time than a compilation."""
+        """Returns whether padding these sizes is cheaper than compiling for them."""
         factor = waste(self.bounds, sizes)
         return factor <= WASTE or (factor < math.inf and self.seconds < self.program.served.seconds)
 
 
 class Counted:
-    """The program for one set of sizes: the narrowest there is, until padding costs too much.
+    """Runs one set of sizes in the narrowest program, and counts padding's cost.
 
     Args:
         programs: The programs.
@@ -94,17 +94,17 @@ class Counted:
 
     @property
     def served(self) -> Served:
-        """Counts the calls of the program, of whatever sizes."""
+        """The calls that its current program served, of all sizes."""
         return self._narrowest().program.served
 
     @property
     def program(self) -> Program:
-        """Returns what serves the next call."""
+        """The program that runs the next call."""
         return self._narrowest().program
 
     @property
     def is_spent(self) -> bool:
-        """Returns whether these sizes are padded, and that has cost as much as is to be borne."""
+        """Whether padding cost so much that these sizes get an exact program."""
         if self._calls is not None:
             is_enough = self._seen >= self._programs.patience * self._calls
         elif self._lost < COMPILATION_S:
@@ -115,7 +115,7 @@ class Counted:
 
     @property
     def is_provisional(self) -> bool:
-        """Returns whether eager may be faster, and a program that is narrower is being made."""
+        """Whether a narrower program is being compiled and eager may be faster."""
         bounds = self._narrowest().bounds
         return self._programs.is_narrowing and waste(bounds, self._sizes) > SPARE
 
@@ -145,7 +145,7 @@ class Counted:
 
 
 class PaddedPrograms:
-    """The padded programs of one captured graph.
+    """Compiles and finds padded programs of one captured graph.
 
     Args:
         graph: With symbolic shapes.
@@ -193,13 +193,13 @@ class PaddedPrograms:
         self._numbers: Sizes = {}
 
     def existing(self, values: Sequence[Any]) -> Program | None:
-        """Returns what serves some sizes without any compilation, if they are known to be alike."""
+        """Returns a compiled program that is valid for these sizes; None if none is."""
         sizes = self._sizes(values)
         found = self.narrowest(self._proven, sizes) if self._proven else None
         return None if found is None else found.program
 
     def find(self, request: Request) -> Counted | None:
-        """Returns what runs calls of some sizes; None: they need an executable of their own.
+        """Finds or compiles a padded program for a request; None to compile exactly.
 
         Compiles a wide program if there is none that serves them.
         """
@@ -234,12 +234,12 @@ class PaddedPrograms:
 
     @property
     def patience(self) -> int:
-        """Returns a factor that grows with evictions, so that sizes are not compiled repeatedly."""
+        """A factor that grows with evictions and delays exact compilations."""
         return 1 + self._replaced // self._most
 
     @property
     def seconds(self) -> float:
-        """Returns how long a program takes to compile."""
+        """The longest compile time of its programs in seconds, at least 1."""
         return max(COMPILATION_S, *(p.program.served.seconds for p in self._programs))
 
     def _sizes(self, values: Sequence[Any]) -> Sizes:
@@ -249,11 +249,11 @@ class PaddedPrograms:
         return {symbol: size for symbol, size in read.items() if symbol not in numbers}
 
     def replaced(self, key: Hashable) -> None:
-        """Notes that sizes have an executable of their own."""
+        """Records that sizes got an exact program and are no longer padded."""
         self._replaced += self.counted.drop(key)
 
     def narrowest(self, mark: str, sizes: Sizes) -> Padded | None:
-        """Returns the program that wastes least."""
+        """Returns the program with the least padding for these sizes; None if none fits."""
         return min(self._fitting(mark, sizes), key=lambda p: positions(p.bounds), default=None)
 
     def _fitting(self, mark: str, sizes: Sizes) -> list[Padded]:
@@ -261,7 +261,7 @@ class PaddedPrograms:
         return [p for p in serves if waste(p.bounds, sizes) < math.inf]
 
     def verify_unproven(self, padded: Padded) -> None:
-        """Has the next call compared with eager, if it is not known that all sizes are alike."""
+        """Verifies the program's next call unless it is proven for all sizes."""
         if not self._proven:
             padded.program.verify_again()
 

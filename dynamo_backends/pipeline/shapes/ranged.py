@@ -1,4 +1,4 @@
-"""Programs that serve a range of sizes, and what shows that they do.
+"""Runs calls of all sizes in one program, once passes prove it independent of them.
 
 A program is compiled for the sizes of one call, from a graph in which sizes know their expressions.
 It serves others too if the same passes make the same graph for them, expression by expression:
@@ -31,7 +31,7 @@ STILL = 3
 
 
 class Proof:
-    """Sizes for which the passes make the same graph.
+    """Collects sizes for which passes yield one graph, until that holds for all.
 
     Args:
         symbols: Symbols of the captured graph.
@@ -46,18 +46,18 @@ class Proof:
         self.add(graph)
 
     def add(self, graph: Graph) -> None:
-        """Notes further sizes for which the passes make the same graph."""
+        """Adds the sizes of a further graph that passes made identical."""
         # Whole: numbers of two threads that mix would tell expressions apart that never differed.
         self._examples.append({size.expression: int(size) for size in inner_sizes(graph)})
 
     @property
     def is_proven(self) -> bool:
-        """Returns whether no two expressions, and no expression and a number, were always equal."""
+        """Whether observed sizes distinguish all size expressions of the graph."""
         seen = self._seen()
         return not self._has_forgotten and _have_varied(seen) and len(set(seen)) == len(seen)
 
     def complete(self, mark: str, graph: Graph) -> None:
-        """Tells apart what calls do not; tried once for each of two reasons.
+        """Tries invented sizes to distinguish expressions that were equal in all calls.
 
         Expressions vary, but always alike; or some are the same in all calls, such as the batch of
         a service whose lengths vary.
@@ -94,7 +94,7 @@ def _have_varied(seen: Sequence[tuple[int, ...]]) -> bool:
 
 
 class RangedProgram:
-    """A program, and the sizes for which it is known to be right.
+    """A program with the proof of the sizes that it is valid for.
 
     Args:
         program: All of whose executables serve a range.
@@ -107,7 +107,7 @@ class RangedProgram:
 
 
 class RangedPrograms:
-    """The programs of one captured graph that serve ranges.
+    """Finds programs of one captured graph that are valid for a range of sizes.
 
     Args:
         graph: The captured graph, with symbolic shapes.
@@ -127,21 +127,21 @@ class RangedPrograms:
         return Symbols(self._graph)
 
     def add(self, program: Comparable, graph: Graph) -> None:
-        """Notes a program that was compiled for the sizes of a graph."""
+        """Adds a program that was compiled for this graph's sizes."""
         made = RangedProgram(program, Proof(self._symbols, graph))
         self._programs.put(fingerprint(graph, ranged=True), made)
 
     def existing(self, mark: str) -> Comparable | None:
-        """Returns the program of a graph with this fingerprint; None: there is none."""
+        """Returns the program of a graph fingerprint; None if there is none."""
         found = self._programs.get(mark)
         return found.program if found is not None else None
 
     def find(self, request: Request) -> Comparable | None:
-        """Returns the program that is right for other sizes, too; None: there is none yet."""
+        """Returns the program that is valid for a request's sizes; None if none is."""
         return self.serving(request.graph) if len(self._programs) else None
 
     def serving(self, graph: Graph) -> Comparable | None:
-        """Returns the program that is right for a graph of other sizes; None: there is none yet.
+        """Returns the program valid for a graph and verifies its next call; else None.
 
         Its next call is verified as its first one was.
 
@@ -163,7 +163,7 @@ class RangedPrograms:
 def with_distinct_sizes(
     symbols: Symbols, graph: Graph, still: Collection[Any] = ()
 ) -> Graph | None:
-    """Returns a graph for sizes of which no two symbols have the same, after all passes.
+    """Specializes the captured graph at sizes that differ for each symbol.
 
     The caches of two layers are as long as each other in every call, and yet two sizes.
 
@@ -193,7 +193,7 @@ def distinct(
     ranges: Mapping[sympy.Expr, tuple[int, int | None]],
     still: Collection[Any] = (),
 ) -> dict[sympy.Symbol, int] | None:
-    """Values of symbols near those of a call, all of them different.
+    """Returns a different value for each symbol, near given sizes; None if impossible.
 
     Args:
         sizes: The values of a call.

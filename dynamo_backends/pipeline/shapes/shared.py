@@ -1,4 +1,4 @@
-"""A program for a range serves other graphs that Dynamo captured of the same function, too.
+"""Shares programs between captures of the same function at different sizes.
 
 Dynamo captures a function for the sizes of its first call, and with symbols when a size changes. It
 keeps both and asks first for the one that was hit last, so the first one's weights and temporaries
@@ -42,7 +42,7 @@ log = logging.getLogger("dynamo_backends")
 
 @dataclass(frozen=True)
 class Capture:
-    """A capture of a function, with its programs.
+    """One capture of a function: its graph, backend, options and constants.
 
     Attributes:
         function: Dynamo's name of the function; None: Dynamo did not capture it.
@@ -61,7 +61,7 @@ class Capture:
     mark: str = ""
 
     def is_of_same_function(self, other: "Capture") -> bool:
-        """Returns whether another graph may be the same function of other sizes."""
+        """Returns whether another capture is of the same function and options."""
         mine, theirs = (
             (x.function, x.backend, x.options, x.graph.kind, len(x.constants))
             for x in (self, other)
@@ -76,7 +76,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 class Successor:
-    """Runs a graph for one set of sizes by the program of a graph with symbols.
+    """Runs a static graph's calls in a dynamic graph's program.
 
     Args:
         program: The program.
@@ -91,7 +91,7 @@ class Successor:
 
     @property
     def served(self) -> Served:
-        """Returns what the program has served."""
+        """The calls that the dynamic program served."""
         return self._program.served
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -107,7 +107,7 @@ class Successor:
 
 
 class Owner(Protocol):
-    """Owns the programs of a graph.
+    """The interface of `CompiledGraph` that shared programs use.
 
     Attributes:
         report: Report of the graph.
@@ -119,10 +119,10 @@ class Owner(Protocol):
 
     @property
     def static_program(self) -> Any:
-        """The program of a graph for one set of sizes; None: another one runs it, or none yet."""
+        """The program of a static graph; None if replaced or not compiled yet."""
 
     def hand_over(self, successor: Successor) -> None:
-        """Runs the successor from now on, if the graph is for one set of sizes."""
+        """Replaces a static graph's program by a successor."""
 
     def take_over(
         self,
@@ -132,7 +132,7 @@ class Owner(Protocol):
         shapes: tuple[str, ...],
         start: float,
     ) -> Served:
-        """Notes that the program of another graph serves this one from now on.
+        """Records that another graph's program runs this graph; returns its counter.
 
         Args:
             program: The program.
@@ -144,7 +144,7 @@ class Owner(Protocol):
 
 
 class SharedProgram:
-    """Runs a graph by the program of another range of the same function.
+    """Runs a graph in the program of another capture of the same function.
 
     Args:
         program: The program.
@@ -156,7 +156,7 @@ class SharedProgram:
         self.served = served
 
     def verify_again(self) -> None:
-        """See `Program.verify_again`."""
+        """Verifies the next call against eager, as `Program.verify_next_call`."""
         self._program.verify_again()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
@@ -165,7 +165,7 @@ class SharedProgram:
 
 
 class ProgramOfFirstSizes:
-    """Runs a graph with symbols, for one set of sizes, by the program of a graph without.
+    """Runs a dynamic graph at one set of sizes in a static graph's program.
 
     Args:
         program: The program.
@@ -191,7 +191,7 @@ _lock = fork_safe_lock()
 
 
 class SharedPrograms:
-    """Programs that the graph of one capture of a function shares with those of others.
+    """Finds programs of other captures of the same function.
 
     Args:
         owner: Owner of the programs of this graph; what is noted of it is forgotten with it.
@@ -207,7 +207,7 @@ class SharedPrograms:
         self._depends_on_ranges = depends_on_ranges
 
     def find(self, request: Request) -> Compiled | None:
-        """Returns a program of the same function, captured for other sizes; None: none is right.
+        """Returns a program of another capture that is valid for a request; None if none.
 
         Of a graph with symbols only.
         """
@@ -277,7 +277,7 @@ class SharedPrograms:
         return None
 
     def note_compiled(self, graph: Graph, serves_range: bool) -> None:
-        """Notes a graph for one set of sizes, or gives calls of such graphs to one with symbols.
+        """Registers a compiled graph for sharing, and replaces static programs by it.
 
         Args:
             graph: What was compiled, after all passes.

@@ -1,4 +1,4 @@
-"""Defines strategies, which choose the program for a set of sizes; exact programs are last.
+"""Defines strategies that choose the program for a set of sizes.
 
 `CompiledGraph` asks one strategy after the other. Where none has a program for the sizes, one is
 compiled for them, which then serves these sizes or, where the vendor can, a range.
@@ -18,11 +18,11 @@ from dynamo_backends.runtime.cache import LRU
 
 
 class Compiled(Protocol):
-    """The interface of something that runs a graph."""
+    """The interface of a boxed function that runs a graph."""
 
     @property
     def served(self) -> Served:
-        """Counts the calls that it served."""
+        """The calls that it served."""
         ...
 
     def __call__(self, args: list[Any], /) -> Sequence[Any]:
@@ -31,14 +31,14 @@ class Compiled(Protocol):
 
 
 class Comparable(Compiled, Protocol):
-    """The interface of something that runs a graph and is compared with eager."""
+    """A `CompiledCallable` whose next call can be verified against eager."""
 
     def verify_again(self) -> None:
-        """See `Program.verify_again`."""
+        """Verifies the next call against eager, as `Program.verify_next_call`."""
 
 
 class Request:
-    """A set of sizes for which a program is wanted.
+    """A call's sizes for which a program is needed, and the graph for them.
 
     Args:
         key: Tells it apart from other sets (see `graph.specialize.shape_key`).
@@ -61,15 +61,15 @@ class Request:
 
 
 class ShapeStrategy(Protocol):
-    """One way in which a program serves sizes that it was not compiled for."""
+    """A way to run sizes in a program that was compiled for other sizes."""
 
     def find(self, request: Request) -> Compiled | None:
-        """Returns what runs calls of these sizes; None: this strategy has nothing for them."""
+        """Returns a program for the requested sizes; None to try the next strategy."""
         ...
 
 
 class ExactPrograms:
-    """The programs by sets of sizes; one that serves several sets is listed for each.
+    """A least-recently-used cache of programs by their exact sizes.
 
     Args:
         options: Options of the backend; `max_executables` of the sets are kept.
@@ -83,11 +83,11 @@ class ExactPrograms:
         self._displaced = 0  # programs of one set of sizes that made room for others
 
     def get(self, key: Hashable) -> Compiled | None:
-        """Returns what runs calls of these sizes; None: nothing yet."""
+        """Returns the program of these sizes; None if there is none."""
         return self._programs.get(key)
 
     def put(self, key: Hashable, program: Compiled) -> None:
-        """Notes what runs calls of these sizes; what was used least recently makes room."""
+        """Stores the program of these sizes, evicting the least recently used."""
         most = self._options.max_executables
         if len(self._programs) >= most and program.served.by == "exact":
             self._displaced += 1
@@ -100,11 +100,11 @@ class ExactPrograms:
         self._programs.put(key, program)
 
     def clear(self) -> None:
-        """Forgets all programs."""
+        """Removes all programs."""
         self._programs.clear()
 
     @property
     def is_churning(self) -> bool:
-        """Returns whether there are so many sizes that programs leave before they have paid."""
+        """Whether evictions exceed `max_executables`, so new sizes run in eager."""
         too_many = self._displaced >= self._options.max_executables
         return too_many and self._options.fallback == "eager"

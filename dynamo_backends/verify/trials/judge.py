@@ -55,11 +55,11 @@ Run = Callable[[list[Any]], Sequence[Any]]
 
 
 class EagerRefused(Exception):
-    """Eager does not take the inputs of a trial."""
+    """Raised when eager itself raises on the inputs of a trial, so they show nothing."""
 
 
 class Judge:
-    """Compares what a compiled call does with eager.
+    """Compares a compiled call's results with eager's, element by element.
 
     Args:
         graph: From `alone`.
@@ -70,7 +70,7 @@ class Judge:
         self._promised = [n.meta["val"].stride() for n in graph.outputs]
 
     def __call__(self, run: Run, args: Sequence[Any]) -> str | None:
-        """What is wrong with a call's results, in words; None if nothing is.
+        """Runs a compiled call and eager on inputs; returns what is wrong, or None.
 
         Args:
             run: The compiled call.
@@ -83,7 +83,7 @@ class Judge:
         return expectation.wrong(run(list(args)))
 
     def expect(self, args: Sequence[Any]) -> "Expectation":
-        """What eager makes of the inputs of a trial, before the compiled call is run on them.
+        """Runs eager on inputs that the compiled call may overwrite later.
 
         Raises:
             EagerRefused: See above.
@@ -97,7 +97,7 @@ class Judge:
         return Expectation(self._graph, self._promised, args, expected)
 
     def _hold_indices(self, args: Sequence[Any]) -> None:
-        """On a CPU an index out of bounds is an error; a GPU does no more for the process after it.
+        """Raises `EagerRefusedError` if an index is out of bounds, which kills a GPU context.
 
         Raises:
             EagerRefused: There is one among the inputs.
@@ -110,7 +110,7 @@ class Judge:
 
 
 class Expectation:
-    """What a compiled call is to make of its inputs.
+    """Eager's results of one trial, to which a compiled call's results are compared.
 
     Args:
         graph: From `alone`.
@@ -133,7 +133,7 @@ class Expectation:
         self._expected = expected
 
     def wrong(self, results: Sequence[Any]) -> str | None:
-        """What is wrong with results, in words; None if nothing is.
+        """Describes what is wrong with a compiled call's results; None if nothing is.
 
         Raises:
             EagerRefused: The reference in float64 is needed, and eager does not compute it.
@@ -152,7 +152,7 @@ class Expectation:
         return None
 
     def _near(self, e: Tensor, r: Tensor) -> Tensor:
-        """Which elements are right whatever the reference is."""
+        """Returns which elements are right without asking the float64 reference."""
         target, real = self._graph.calls[0].target, e.dtype.to_real()
         tolerance = TOLERANCE.get(real, _OF_OTHERS)
         if e.dtype.itemsize < 2:  # no arithmetic is defined on them
@@ -173,7 +173,7 @@ class Expectation:
         return near
 
     def _is_explained(self, place: int, e: Tensor, r: Tensor) -> Tensor:
-        """Which elements are as right as eager's by the reference."""
+        """Returns which elements are as right as eager's by the float64 reference."""
         precise, moves = self._precise[place], self._moves[place]
         tolerance = TOLERANCE.get(e.dtype.to_real(), _OF_OTHERS)
         rounded = precise.to(e.dtype)
@@ -192,7 +192,7 @@ class Expectation:
 
     @functools.cached_property
     def _moves(self) -> Sequence[Tensor]:
-        """How far the reference moves with its inputs, each finite element."""
+        """Returns how far each finite element moves when the inputs are off by rounding."""
         generator = torch.Generator().manual_seed(0)
         far = [torch.zeros(p.shape, dtype=p.dtype.to_real(), device=p.device) if is_inexact(p)
                else torch.zeros(p.shape, device=p.device) for p in self._precise]  # fmt: skip
@@ -217,7 +217,7 @@ class Expectation:
         return precise
 
     def _handling(self, results: Sequence[Any]) -> str | None:
-        """What is wrong about anything but the values of the results."""
+        """Describes what is wrong except values: count, layout, aliasing, written inputs."""
         args, expected = self._args, self._expected
         if len(results) != len(expected):
             return f"results are {len(results)} instead of {len(expected)}"
@@ -236,19 +236,19 @@ class Expectation:
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of a kind have the same elements, NaN among them."""
+    """Returns whether two tensors have the same elements; NaN equals NaN."""
     return bool(((tensor == other) | ((tensor != tensor) & (other != other))).all())
 
 
 def _random_direction(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """Where elements move: up or down, and no two as far, so that no sum stays the same."""
+    """Draws how far each element moves, in [0.5, 1) and either sign, so sums move too."""
     signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
     far = 0.5 + 0.5 * torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
     return (signs * far).to(tensor.device)
 
 
 def _moved(tensor: Tensor, direction: Any) -> Tensor:
-    """An input that is off by what rounding may do to it; in the precision of the reference."""
+    """Returns a wide copy of an input that is off by a few roundings in a direction."""
     if not is_inexact(tensor) or tensor.dtype.itemsize < 2:
         return tensor
     eps = torch.finfo(tensor.dtype.to_real()).eps

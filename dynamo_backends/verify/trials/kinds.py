@@ -75,7 +75,7 @@ _PRODUCTS: Mapping[str, Mapping[str, Collection[int]]] = {
 
 
 def kind_of(node: fx.Node) -> str:
-    """Returns the key of a call's verdict: operator, arguments and used results.
+    """Returns the cache key of a call's verdict: operator, arguments, used results.
 
     Of operators that work element by element, sizes matter only as far as they are 0, 1 or more,
     and large enough for vectors.
@@ -98,7 +98,7 @@ Spell = Callable[[int], str]
 
 
 def _describer(node: fx.Node) -> tuple[Describe, Spell]:
-    """What writes the tensors of a call, and the sizes among its arguments."""
+    """Returns the functions that format a call's tensors and its size arguments."""
     name = packet_name(node.target)
     if is_pointwise(node.target):
         return lambda _, value: _tensor(value, [str(min(n, 2)) for n in value.shape]), str
@@ -139,7 +139,7 @@ def _speller(sizes: Iterable[int], length: Callable[[int], str]) -> Spell:
 
 
 def _arguments(node: fx.Node) -> Iterable[tuple[str, Any, bool]]:
-    """The arguments of a call: name, value, and whether it may be a size."""
+    """Yields a call's arguments: name, value, and whether the schema type is a size."""
     schema = node.target._schema.arguments if isinstance(node.target, OpOverload) else ()
     given = [*zip(schema, node.args, strict=False)]
     given += [(a, node.kwargs[a.name]) for a in schema if a.name in node.kwargs]
@@ -148,7 +148,7 @@ def _arguments(node: fx.Node) -> Iterable[tuple[str, Any, bool]]:
 
 
 def _is_size(kind: Any) -> bool:
-    """Whether a type of a schema is that of sizes, or of lists of them."""
+    """Returns whether a schema type is `SymInt`, or a list of that."""
     while hasattr(kind, "getElementType"):
         kind = kind.getElementType()
     return bool(kind.kind() == "SymIntType")
@@ -172,7 +172,7 @@ def _tensor(value: Tensor, sizes: Iterable[str]) -> str:
 
 
 def _memory(value: Tensor) -> str:
-    """The order of dimensions in memory, if it is not the row-major one; strides if it has gaps."""
+    """Formats a tensor's memory order if not row-major; its strides if it has gaps."""
     storage = storage_of(value)
     if not is_dense(value, storage) and torch.numel(value):
         return f" strides {value.stride()}"
@@ -181,6 +181,6 @@ def _memory(value: Tensor) -> str:
 
 
 def _scale(node: fx.Node) -> str:
-    """Whether it may be tried on fewer elements, or only be compiled (see `trials.is_run`)."""
+    """Returns " large" or " huge" for calls that a trial shrinks or may only compile."""
     count = elements(node)
     return " huge" if count > TOO_LARGE else " large" if count > LARGE else ""

@@ -47,7 +47,7 @@ Given = Callable[[], Iterable[list[Any]]]
 
 @dataclass(frozen=True)
 class Trial:
-    """A call that is to be tried.
+    """A call in a graph of its own, and the inputs to run it on.
 
     Attributes:
         node: The call.
@@ -61,7 +61,7 @@ class Trial:
 
 
 def trial_of(node: fx.Node, spare: Spare, given: Given | None = None) -> Trial:
-    """A trial of a call.
+    """Makes a trial of a call: its own graph, and samples unless it is too large to run.
 
     Args:
         node: The call (see `smaller`); if it is too large even so, it is compiled only.
@@ -74,7 +74,7 @@ def trial_of(node: fx.Node, spare: Spare, given: Given | None = None) -> Trial:
 
 
 def make_binding_compiler(compile_graph: Compile) -> Make:
-    """Returns a function that compiles a graph of calls and binds it.
+    """Returns a function that compiles a graph of calls and binds no weights.
 
     Args:
         compile_graph: Makes an executable.
@@ -83,7 +83,7 @@ def make_binding_compiler(compile_graph: Compile) -> Make:
 
 
 def bound_decomposed(compile_graph: Compile, rules: Callable[[], Rules]) -> Make:
-    """Returns a function that decomposes the calls of a graph, compiles and binds it.
+    """Returns a function that decomposes a graph's calls, then compiles and binds it.
 
     Args:
         compile_graph: Makes an executable of what they become.
@@ -93,7 +93,7 @@ def bound_decomposed(compile_graph: Compile, rules: Callable[[], Rules]) -> Make
 
 
 def right_together(trials: Mapping[str, Trial], make: Make) -> set[str]:
-    """Compiles trials merged into one graph; returns the kinds that are right.
+    """Compiles and runs trials merged into few graphs; returns the kinds that are right.
 
     Args:
         trials: By their kinds.
@@ -134,7 +134,7 @@ def _portions(group: Group, most: int | None) -> Iterator[Group]:
 
 
 def _right(group: Group, make: Make) -> set[str]:
-    """Which calls of one program are right; where that fails, those of smaller programs."""
+    """Returns the kinds of a group that are right; if the group fails, tries its halves."""
     if len(group) < 2:
         return set()
     try:
@@ -179,7 +179,7 @@ def _right_in_one(group: Group, make: Make) -> set[str]:
 
 
 class SideBySide:
-    """Merges several graphs of one call each into one graph.
+    """One graph of several independent calls, with the inputs and outputs of all.
 
     Args:
         graphs: From `single_call_graph`.
@@ -206,7 +206,7 @@ class SideBySide:
         self._counts = [len(one.outputs) for one in graphs]
 
     def split(self, results: Sequence[Any]) -> list[Sequence[Any]]:
-        """The results of each of the graphs."""
+        """Splits the merged graph's results into one list per call."""
         found, start = [], 0
         for count in self._counts:
             found.append(results[start : start + count])
@@ -250,5 +250,5 @@ class _Turns:
 
     @property
     def is_right(self) -> bool:
-        """Whether all results were right that could be judged, and some could be."""
+        """Returns whether every result that could be judged was right, and there was one."""
         return self._judged > 0 and not self._is_wrong

@@ -85,7 +85,7 @@ _SHIFTS = frozenset(
 
 
 def samples(node: fx.Node) -> Iterator[list[Tensor]]:
-    """What a call is tried on: one tensor per node that it reads, the same ones at each trial.
+    """Yields a call's trial inputs: one tensor per node that it reads; deterministic.
 
     Args:
         node: The call, with fake tensors.
@@ -121,17 +121,17 @@ def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
 
 
 def without_nan(tensor: Tensor) -> Tensor:
-    """An input of a trial with a number in the place of each NaN."""
+    """Replaces each NaN in a trial's input by a number."""
     return torch.where(tensor.isnan(), 0.25, tensor) if tensor.is_floating_point() else tensor
 
 
 def without_infinities(tensor: Tensor) -> Tensor:
-    """An input of a trial with a number in the place of each infinity."""
+    """Replaces each infinity in a trial's input by a number."""
     return torch.where(tensor.isinf(), 1.0, tensor) if tensor.is_floating_point() else tensor
 
 
 def _ascending(tensor: Tensor) -> Tensor:
-    """The elements in order, the first one 0 if they are integers, as eager wants offsets."""
+    """Sorts the elements; integers start at 0, as eager wants of offsets."""
     if not tensor.numel() or not tensor.ndim:
         return tensor
     line = tensor.sort().values
@@ -139,14 +139,14 @@ def _ascending(tensor: Tensor) -> Tensor:
 
 
 def _is_cast_to_integers(node: fx.Node) -> bool:
-    """Whether a call makes integers of floating-point numbers."""
+    """Returns whether a call casts floating-point numbers to integers."""
     if packet_name(node.target) != "_to_copy" or not _is_integer(node.meta["val"]):
         return False
     return all(n.meta["val"].dtype.is_floating_point for n in node.all_input_nodes)
 
 
 def _defined(node: fx.Node, found: list[Tensor]) -> list[Tensor]:
-    """A sample without numbers that a cast to integers has no result for."""
+    """Clamps a sample to numbers whose cast to an integer type is defined."""
     if not _is_cast_to_integers(node):
         return found
     least, most = _range(node.meta["val"].dtype)
@@ -170,13 +170,13 @@ def _wide_floats(fake: Tensor, target: torch.dtype) -> Tensor:
 
 
 def sample_count(values: Sequence[Tensor]) -> int:
-    """How many samples of (fake) inputs are needed to show all of the usual numbers."""
+    """Returns how many samples show all usual numbers for inputs of these sizes."""
     largest = max((v.numel() for v in values), default=len(_KNOWN))
     return math.ceil(len(_KNOWN) / largest) if 0 < largest < len(_KNOWN) else 1
 
 
 def sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
-    """One of the first samples of an operator.
+    """Makes the sample number `turn` of usual numbers for an operator's inputs.
 
     Operators that work element by element get integers of both signs, halves, infinities and NaN;
     others get numbers that are also valid as indices and as parts of a mask.
@@ -194,12 +194,12 @@ def sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
 
 
 def packet_name(op: Any) -> str:
-    """What an operator of ATen's is called, without its overload."""
+    """Returns an ATen operator's name without namespace and overload, such as "add"."""
     return str(getattr(op, "overloadpacket", op)).removeprefix("aten.")
 
 
 def _keeps_rows_apart(op: Any) -> bool:
-    """Whether one NaN concerns one row, or less, of an operator's results, whoever computes it."""
+    """Returns whether a NaN in one row affects no other row of an operator's results."""
     tags = getattr(op, "tags", ())
     return (
         getattr(torch.Tag, "reduction", None) in tags
@@ -225,7 +225,7 @@ def _tensor(fake: Tensor, floats: Line, integers: Line, generator: torch.Generat
 
 
 def _stored_as(fake: Tensor, dense: Tensor) -> Tensor:
-    """The same elements with the strides of a fake tensor; of those that share memory the first."""
+    """Copies elements into the fake tensor's strides; of overlapping ones the first."""
     if 0 not in fake.stride():
         return empty_as(fake).copy_(dense)
     once = [slice(None if stride else 1) for stride in fake.stride()]
@@ -383,7 +383,7 @@ def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _shifts(node: fx.Node, values: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
-    """A sample whose counts of bits are up to a type's width and beyond, and negative."""
+    """Makes a sample whose shift counts reach the type's width, exceed it, or are negative."""
     found = sample(node.target, values)
     bits = torch.iinfo(node.meta["val"].dtype).bits
     count = values[places[1]].dtype
@@ -418,14 +418,14 @@ def _hard_positions(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Te
 
 
 def _integers(node: fx.Node) -> list[int]:
-    """Which of a call's inputs may hold any integer."""
+    """Returns the indices of the inputs that may hold any integer, not only positions."""
     positions = _positions(node)
     nodes = enumerate(node.all_input_nodes)
     return [i for i, n in nodes if n not in positions and _is_integer(n.meta["val"])]
 
 
 def extremes(dtype: torch.dtype) -> tuple[int, ...]:
-    """Integers at and near the bounds of a type, and those that no float of its width holds.
+    """Returns integers near a dtype's bounds, and some that floats cannot represent.
 
     The smallest is not among them: eager itself ends the process when that is divided by -1.
     """
@@ -437,14 +437,14 @@ def extremes(dtype: torch.dtype) -> tuple[int, ...]:
 
 
 def _positions(node: fx.Node) -> set[fx.Node]:
-    """The tensors among a call's arguments that hold positions or sizes."""
+    """Returns the argument nodes that hold positions or sizes, such as indices."""
     if packet_name(node.target) in _COUNTS:
         return set(node.all_input_nodes)
     return _named(node, _POSITIONS)
 
 
 def _sizes_of_dimensions(node: fx.Node) -> dict[fx.Node, int]:
-    """The tensors of positions among a call's arguments, and how many positions there are.
+    """Returns each index argument with the size of the dimension that it indexes.
 
     Eager refuses others on a CPU. On an NVIDIA GPU they end all that the process does there.
     """
@@ -468,7 +468,7 @@ def _sizes_of_dimensions(node: fx.Node) -> dict[fx.Node, int]:
 
 
 def _by_dimension(source: fx.Node, indices: Sequence[Any]) -> Iterator[tuple[Any, fx.Node, int]]:
-    """The tensors of an index, what they select from, and in which dimension; but for masks."""
+    """Yields each index tensor that is no mask, its source, and the dimension it indexes."""
     dim = 0
     for positions in indices:
         value = positions.meta["val"] if isinstance(positions, fx.Node) else None
@@ -481,7 +481,7 @@ def _by_dimension(source: fx.Node, indices: Sequence[Any]) -> Iterator[tuple[Any
 
 
 def _named(node: fx.Node, names: Collection[str]) -> set[fx.Node]:
-    """The tensors that a call takes for some of its arguments."""
+    """Returns the nodes that a call takes for the arguments of these names."""
     found: set[fx.Node] = set()
     for name, value in arguments(node).items():
         if name in names:
@@ -511,7 +511,7 @@ def _write(tensor: Tensor, numbers: Sequence[float], turn: int, every: int = 1) 
 
 
 def _index(tensor: Tensor, place: int) -> tuple[int, ...]:
-    """The position of an element by its number in row-major order."""
+    """Converts a row-major element number to the element's multi-index."""
     position = []
     for size in reversed(tensor.shape):
         place, at = divmod(place, size)

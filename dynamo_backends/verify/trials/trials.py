@@ -41,7 +41,7 @@ _ROWS = 2  # 1 is special to some operators
 
 
 def single_call_graph(node: fx.Node) -> Graph:
-    """Extracts one call and its used results into a graph of its own."""
+    """Extracts one call, with those of its results that are used, into its own graph."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for source in node.all_input_nodes:
@@ -55,7 +55,7 @@ def single_call_graph(node: fx.Node) -> Graph:
 
 
 def used_results(node: fx.Node) -> list[int]:
-    """Which of several results of a call are used."""
+    """Returns the indices of a call's results that `getitem` reads; empty for one tensor."""
     if isinstance(node.meta["val"], Tensor):
         return []
     users = (u for u in node.users if u.target is operator.getitem)
@@ -63,7 +63,7 @@ def used_results(node: fx.Node) -> list[int]:
 
 
 def read_results(copy: fx.Node, node: fx.Node) -> list[fx.Node]:
-    """Reads those results of a copied call that are used of the call itself.
+    """Adds `getitem` nodes to a copied call for each result used of the original.
 
     Args:
         copy: At the end of its graph, with its `meta["val"]`.
@@ -79,12 +79,12 @@ def read_results(copy: fx.Node, node: fx.Node) -> list[fx.Node]:
 
 
 def elements(node: fx.Node) -> int:
-    """How many elements a call reads and writes."""
+    """Returns how many elements a call's inputs and outputs have together."""
     return sum(t.numel() for t in call_tensors(node))
 
 
 def smaller(node: fx.Node) -> fx.Node:
-    """Shrinks a call to fewer elements, in a new graph, if it is large.
+    """Shrinks a large call's inputs, in a new graph; returns a small call as it is.
 
     An operator's meaning does not depend on how much it is given, but a vendor may give it another
     one, and finding that out should not take as long as a network.
@@ -129,7 +129,7 @@ def _fewer(node: fx.Node, values: Sequence[Tensor]) -> Iterator[Sizes]:
 
 
 def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
-    """A call on inputs of other sizes, stored as before; None if there is no such call."""
+    """Remakes a call on inputs of other sizes, in the same layout; None if it is invalid."""
     if not _holds_index(node, sizes):
         return None
     graph, copies, mode = fx.Graph(), {}, FakeTensorMode()
@@ -155,7 +155,7 @@ def _resized(node: fx.Node, sizes: Sizes) -> fx.Node | None:
 
 
 def _gives_alike(value: Any, other: Any) -> bool:
-    """Whether two calls give as many results, of as many dimensions, empty where the other's are.
+    """Returns whether results agree in number, rank, and which of them are empty.
 
     Fewer rows split into less, and a part of them may be none.
     """
@@ -166,7 +166,7 @@ def _gives_alike(value: Any, other: Any) -> bool:
 
 
 def _holds_index(node: fx.Node, sizes: Sizes) -> bool:
-    """Whether inputs have the row that a call takes: torch 2.11's fake tensors do not say."""
+    """Returns whether `select`'s index is in bounds: torch 2.11's fakes do not check."""
     if node.target is not torch.ops.aten.select.int:
         return True
     args: Any = node.args
@@ -185,7 +185,7 @@ def _strides(value: Tensor, shape: Sequence[int]) -> list[int]:
 
 
 def is_run(node: fx.Node) -> bool:
-    """Whether the call of a trial is run, and not only compiled.
+    """Returns whether a trial runs the call; else it only compiles it.
 
     Large products are not: their result is one tensor, and what takes the time of a network is
     what vendors know best. Nor is what cannot be made smaller and would need gigabytes in float64.
@@ -198,13 +198,13 @@ def is_run(node: fx.Node) -> bool:
 
 
 def is_product(node: fx.Node) -> bool:
-    """Whether a call is a product, or a convolution, with one result."""
+    """Returns whether a call is a matrix product or convolution with one result."""
     one = isinstance(node.meta["val"], Tensor)
     return one and isinstance(node.target, OpOverload) and counts_flops(node.target)
 
 
 def not_plain(node: fx.Node, vendor: str) -> str | None:
-    """Why a call cannot even be tried, whatever a vendor's types are; None if it can."""
+    """Returns why a call cannot be tried, such as a sparse input; None if it can."""
     if any(not isinstance(n.meta.get("val"), Tensor) for n in node.all_input_nodes):
         return "an input is not a tensor"
     for value in call_tensors(node):
@@ -221,7 +221,7 @@ _NORMS = frozenset({"native_group_norm.default", "native_layer_norm.default"})
 
 
 def without_lost_means(node: fx.Node, tensor: Tensor) -> Tensor:
-    """An input of a trial; of a norm that returns means, without infinities.
+    """Replaces infinities in the inputs of norms that also return their means.
 
     The mean of what holds one is that infinity, and NaN in eager; the result is NaN in both.
     """
@@ -231,7 +231,7 @@ def without_lost_means(node: fx.Node, tensor: Tensor) -> Tensor:
 
 
 def make_decomposing_compile(compile_graph: Compile, rules: Callable[[], Rules]) -> Compile:
-    """Wraps a compiler so that it decomposes the graph's call first.
+    """Wraps a compiler so that it decomposes the graph's single call first.
 
     Args:
         compile_graph: Compiles what the call becomes.
@@ -245,7 +245,7 @@ def make_decomposing_compile(compile_graph: Compile, rules: Callable[[], Rules])
 
 
 def spared_samples(node: fx.Node, spare: Spare) -> Iterator[list[Any]]:
-    """The `samples` of a call, without what is accepted as a difference."""
+    """Yields a call's samples without the values on which differences are accepted."""
     return ([spare(node, x) for x in args] for args in samples(node))
 
 
@@ -257,7 +257,7 @@ def try_call(
     spare: Spare = lambda node, tensor: tensor,
     given: Iterable[list[Any]] | None = None,
 ) -> str | None:
-    """Compiles a call alone, runs it on samples; returns what is wrong, or None.
+    """Compiles a call alone and runs it on samples; returns what is wrong, or None.
 
     Args:
         node: The call (see `smaller`); if it is too large even so, it is compiled only.
@@ -294,7 +294,7 @@ def why_wrong(
     vendor: str,
     plain: Callable[[BaseException], str],
 ) -> str | None:
-    """Runs a compiled call on all samples; what is wrong, in words, or None if nothing is.
+    """Runs a compiled call on all samples; returns what is wrong, or None.
 
     Args:
         graph: From `single_call_graph`.

@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 import harness
-from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.runtime.verdicts import TrialVerdict, VerdictStore
 from harness.calls import encoder, texts
 
 TRIALS = {"onnxrt": "ort", "ov": "openvino", "tvm": "tvm", "iree": "iree"}
@@ -58,13 +58,13 @@ def compiled(backend: str, layers: int, without_table: bool) -> list[dict[str, A
 def count_trials(backend: str, without_table: bool) -> list[str]:
     """The kinds of calls that get a verdict by a trial from now on."""
     verdicts: Any = importlib.import_module(f"dynamo_backends.{TRIALS[backend]}.trial")._verdicts
-    put, made = Verdicts.put, []
+    put, made = VerdictStore.put, []
 
-    def note(self: Verdicts, kind: str, verdict: Verdict, keep: bool) -> None:
+    def note(self: VerdictStore, kind: str, verdict: TrialVerdict, keep: bool) -> None:
         made.append(kind)
         put(self, kind, verdict, keep)
 
-    Verdicts.put = note  # type: ignore[method-assign]
+    VerdictStore.put = note  # type: ignore[method-assign]
     if without_table:
         verdicts._shipped = False
     return made

@@ -20,7 +20,7 @@ import harness
 from dynamo_backends.bench.suites.case import call
 from dynamo_backends.capture.coverage import coverage
 from dynamo_backends.capture.first_call import optimize
-from dynamo_backends.capture.metering import CountCalls
+from dynamo_backends.capture.metering import CallCountMode
 
 TARGET = 0.99
 COLUMNS = (
@@ -98,7 +98,7 @@ def measure_case(suite: str, case: harness.ModelCase) -> Row:
     model, inputs = case.make(), case.inputs()
     run: Callable[..., Any] = optimize("eager")(model)
     call(model, inputs)  # some models keep what they compute at their first call
-    with CountCalls() as eager:
+    with CallCountMode() as eager:
         call(model, inputs)
     with torch._dynamo.config.patch(allow_rnn=True), coverage() as found:
         call(run, inputs)

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import harness
-from dynamo_backends.runtime.weight_binding import Policy, Snapshot, pointers
+from dynamo_backends.runtime.weight_binding import Policy, WeightSnapshot, weight_addresses
 
 POLICIES: tuple[Policy, ...] = ("probe", "strict")
 
@@ -45,13 +45,15 @@ def parameters(count: int, width: int) -> list[Tensor]:
 
 def checks(weights: list[Tensor]) -> dict[str, Callable[[], Any]]:
     """What is done at every call, by policy. "address" is the part that no policy leaves out."""
-    snapshots = {policy: Snapshot(weights, range(len(weights)), policy) for policy in POLICIES}
-    shared = Snapshot(weights, (), "probe")
-    addresses = pointers(weights)
+    snapshots = {
+        policy: WeightSnapshot(weights, range(len(weights)), policy) for policy in POLICIES
+    }
+    shared = WeightSnapshot(weights, (), "probe")
+    addresses = weight_addresses(weights)
 
-    def check(snapshot: Snapshot) -> Callable[[], bool]:
+    def check(snapshot: WeightSnapshot) -> Callable[[], bool]:
         def run() -> bool:
-            return addresses == pointers(weights) and snapshot.is_current(weights)
+            return addresses == weight_addresses(weights) and snapshot.is_current(weights)
 
         assert run()
         return run

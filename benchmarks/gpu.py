@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import harness
 from autotune import AUTOTUNE, OF_BEST, ratio_of
-from dynamo_backends._torch_private.control import torch_backends
+from dynamo_backends._torch_private.dynamo_control import torch_backends
 from dynamo_backends.bench import run_file
 from dynamo_backends.bench.cells import Outcome, Run
 from dynamo_backends.bench.statistics import geometric_mean

@@ -147,12 +147,12 @@ def settle(
 
     The first calls of programs are, and programs are made while others serve.
     """
-    background.wait()
+    background.wait_until_idle()
     for _ in range(ROUNDS):
         before = sum(report.executables for report in reports)
         for request in requests:
             served(*request)
-        background.wait()
+        background.wait_until_idle()
         if sum(report.executables for report in reports) == before:
             break
 

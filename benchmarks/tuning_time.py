@@ -23,7 +23,7 @@ import torch
 from rich.table import Table
 
 import harness
-from dynamo_backends.autotune.decisions import FORMAT, Decisions
+from dynamo_backends.autotune.decisions import FORMAT, DecisionStore
 from dynamo_backends.bench.results_files import ResultError
 from harness.kept import Results
 
@@ -109,7 +109,7 @@ def measured(
         "speedup_95": [ratio.low, ratio.high],
         "first_call_s": compiled.first_call_s,
         "chosen": sorted({r.chosen for r in compiled.reports if r.chosen}),
-        "decisions": [d.to_dict() for d in Decisions().all()] if every else [],
+        "decisions": [d.to_dict() for d in DecisionStore().all()] if every else [],
     }
 
 

@@ -93,7 +93,7 @@ def until_served(
     run()
     times: list[float] = []
     start = time.perf_counter()
-    while not background.wait(0) and time.perf_counter() - start < limit_s:
+    while not background.wait_until_idle(0) and time.perf_counter() - start < limit_s:
         compared = sum(report.verified for report in reports)
         took = seconds(run, pause_s)
         if sum(report.verified for report in reports) == compared:

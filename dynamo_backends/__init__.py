@@ -30,7 +30,7 @@ _PUBLIC = {
     # For whoever uses one.
     "Coverage": "capture.coverage",
     "coverage": "capture.coverage",
-    "counters": "capture.counting",
+    "counters": "capture.process_counters",
     "Step": "aot.step",
     "compile_step": "aot.step",
     "optimize": "capture.first_call",

@@ -177,10 +177,10 @@ def check_first_calls() -> None:
         with contextlib.suppress(Exception):
             if _is_ours(_backend_of(self)):
                 module = importlib.import_module("dynamo_backends.capture.first_call")
-                check = module.check_of(self, _backend_of(self), fn)
+                check = module.get_first_call_check(self, _backend_of(self), fn)
         compiled = original(self, fn)
         if check is not None:
-            check.watch(compiled)
+            check.register_compiled(compiled)
         return compiled
 
     call._of_dynamo_backends = True  # type: ignore[attr-defined]

@@ -15,8 +15,8 @@ from dynamo_backends.interface.registry import (
     OLD_BY_NAME,
     OLD_NAMES,
     OldName,
-    announce,
-    resolve,
+    log_legacy_name,
+    resolve_legacy_name,
 )
 
 
@@ -38,8 +38,10 @@ class OldCompiler:
             UnknownBackendError: No backend stands for the name; the message says why.
         """
         if self._old.owner != "torch":
-            return compiler(str(resolve(self._old.name)))(captured, example_inputs, **settings)
-        announce(self._old)
+            return compiler(str(resolve_legacy_name(self._old.name)))(
+                captured, example_inputs, **settings
+            )
+        log_legacy_name(self._old)
         return lookup_backend(self._old.target)(captured, example_inputs, **settings)
 
 

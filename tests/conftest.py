@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dynamo_backends.pipeline import background
-from dynamo_backends.pipeline.blocks import ProgramBuilder
+from dynamo_backends.pipeline.program_builder import ProgramBuilder
 from tests import rotation
 
 
@@ -120,7 +120,9 @@ def _fresh_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    background.wait(20)  # what is compiled beside the calls would go to the cache of the next test
+    background.wait_until_idle(
+        20
+    )  # what is compiled beside the calls would go to the cache of the next test
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from rich.progress import track
 from torch import Tensor
 
 import dynamo_backends
-from dynamo_backends.verify import difference, widen
+from dynamo_backends.verify import describe_difference, widen_to_float64
 
 IN_A_PROCESS = 50
 ROWS = (1, 4, 33, 96)
@@ -170,10 +170,10 @@ def check(seed: int, backend: str) -> str:
     options = {"cache": False, "min_block_size": 1, "verify": "off"}
     torch._dynamo.reset()
     run = torch.compile(function, backend=dynamo_backends.compiler(backend, **options))
-    expected, precise = function(*inputs), function(*map(widen, inputs))
+    expected, precise = function(*inputs), function(*map(widen_to_float64, inputs))
     for _ in range(2):  # memory that is read by mistake may be right at first
         results: Sequence[Tensor] = run(*inputs)
-        wrong = difference(expected, results, precise)
+        wrong = describe_difference(expected, results, precise)
         if wrong:
             return f"{made.source}\n{made.shapes}\n{wrong}"
     return ""

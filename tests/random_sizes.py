@@ -23,8 +23,8 @@ from rich.progress import Progress
 from torch import Tensor
 
 import dynamo_backends
-from dynamo_backends.verify import difference, widen
-from dynamo_backends.verify.mismatch import pattern_difference, shape_difference
+from dynamo_backends.verify import describe_difference, widen_to_float64
+from dynamo_backends.verify.mismatch import describe_layout_mismatch, describe_nonfinite_mismatch
 from tests.graph.sized_programs import SizedProgram, sized_programs
 
 SEED = 20261125
@@ -76,7 +76,7 @@ def _first_difference(program: SizedProgram, backend: Any, dynamic: bool | None)
         for sizes in program.sizes:
             inputs = program.inputs_of(sizes)
             expected = function(*program.inputs_of(sizes))
-            precise = function(*map(widen, inputs))
+            precise = function(*map(widen_to_float64, inputs))
             try:
                 results = run(*inputs)
             except Exception as error:
@@ -91,10 +91,10 @@ def _difference(
     expected: Sequence[Tensor], results: Sequence[Tensor], precise: Sequence[Tensor]
 ) -> str:
     for i, (e, r) in enumerate(zip(expected, results, strict=True)):
-        wrong = shape_difference(e, r, None) or pattern_difference(e, r)
+        wrong = describe_layout_mismatch(e, r, None) or describe_nonfinite_mismatch(e, r)
         if wrong:
             return f"output {i} {wrong}"
-    return difference(expected, results, precise) or ""
+    return describe_difference(expected, results, precise) or ""
 
 
 def run_many(

@@ -5,14 +5,14 @@ import math
 import pytest
 import sympy
 
-from dynamo_backends.interface.protocols import Buckets
+from dynamo_backends.interface.protocols import BucketRule
 from dynamo_backends.pipeline.shapes.buckets import (
-    Demand,
-    Rounding,
+    BucketRounding,
+    PaddingDemand,
     Sizes,
     named_bounds,
+    padding_ratio,
     round_up,
-    waste,
 )
 
 B, N = sympy.symbols("b n")
@@ -22,8 +22,8 @@ def sizes(batch: int, length: int) -> Sizes:
     return {B: batch, N: length}
 
 
-def rounding(growth: float = 1.1, **named: tuple[int, ...]) -> Rounding:
-    return Rounding(Buckets(growth, 3), {B: None, N: 100}, named)
+def rounding(growth: float = 1.1, **named: tuple[int, ...]) -> BucketRounding:
+    return BucketRounding(BucketRule(growth, 3), {B: None, N: 100}, named)
 
 
 @pytest.mark.parametrize("growth", [1.01, 1.1, 1.25, 1.5, 2, 3.7, 8])
@@ -36,24 +36,24 @@ def test_bounds_are_in_order_and_grow(growth: float):
 
 
 def test_bounds_stay_below_what_guards_allow():
-    assert rounding().narrow(sizes(3, 97)) == sizes(3, 100)
-    assert rounding().wide(sizes(3, 97)) == sizes(4, 100)
-    assert rounding().wide(sizes(5, 12)) == sizes(8, 16)
+    assert rounding().nearest_bounds(sizes(3, 97)) == sizes(3, 100)
+    assert rounding().wide_bounds(sizes(3, 97)) == sizes(4, 100)
+    assert rounding().wide_bounds(sizes(5, 12)) == sizes(8, 16)
 
 
 def test_the_user_names_bounds():
     rule = rounding(n=(16, 40))
-    assert [rule.narrow(sizes(3, n)) for n in (9, 17, 41)] == [
+    assert [rule.nearest_bounds(sizes(3, n)) for n in (9, 17, 41)] == [
         sizes(3, 16),
         sizes(3, 40),
         sizes(3, 48),
     ]
-    assert rule.wide(sizes(3, 9)) == sizes(4, 16)
+    assert rule.wide_bounds(sizes(3, 9)) == sizes(4, 16)
     alone = rounding(1, b=(4,), n=(16, 40))
-    assert alone.narrow(sizes(3, 9)) == sizes(4, 16)
-    assert alone.narrow(sizes(3, 41)) is None
-    assert alone.wide(sizes(5, 9)) is None
-    assert rounding(1, n=(16,)).narrow(sizes(3, 9)) is None, "of the other there are none"
+    assert alone.nearest_bounds(sizes(3, 9)) == sizes(4, 16)
+    assert alone.nearest_bounds(sizes(3, 41)) is None
+    assert alone.wide_bounds(sizes(5, 9)) is None
+    assert rounding(1, n=(16,)).nearest_bounds(sizes(3, 9)) is None, "of the other there are none"
 
 
 def test_which_symbols_are_meant():
@@ -66,44 +66,44 @@ def test_which_symbols_are_meant():
 
 
 def test_waste():
-    assert waste(sizes(4, 16), sizes(2, 16)) == 2
-    assert waste(sizes(4, 16), sizes(5, 2)) == math.inf
-    assert waste(sizes(2, 2), sizes(0, 2)) == 2
+    assert padding_ratio(sizes(4, 16), sizes(2, 16)) == 2
+    assert padding_ratio(sizes(4, 16), sizes(5, 2)) == math.inf
+    assert padding_ratio(sizes(2, 2), sizes(0, 2)) == 2
 
 
 def test_what_spares_most_is_made_first():
-    demand = Demand(rounding(), 1.1)
+    demand = PaddingDemand(rounding(), 1.1)
     there = [sizes(8, 100)]
     for each in (sizes(8, 50), sizes(8, 49), sizes(2, 3)):
-        demand.note(each)
-    first = demand.wanted(there, ())
+        demand.note_sizes(each)
+    first = demand.find_best_bounds(there, ())
     assert first == sizes(8, 56), "two of the largest"
-    second = demand.wanted([*there, first], ())
+    second = demand.find_best_bounds([*there, first], ())
     assert second == sizes(2, 3)
-    assert demand.wanted([*there, first], {(2, 3)}) is None
-    assert demand.wanted([*there, first, second], ()) is None
+    assert demand.find_best_bounds([*there, first], {(2, 3)}) is None
+    assert demand.find_best_bounds([*there, first, second], ()) is None
 
 
 def test_what_is_narrow_enough_is_not_asked_for():
-    demand = Demand(rounding(), 2.0)
+    demand = PaddingDemand(rounding(), 2.0)
     for each in (sizes(8, 50), sizes(7, 60)):
-        demand.note(each)
-        assert demand.is_met(sizes(8, 100), each)
-    assert demand.wanted([sizes(8, 100)], ()) is None
-    assert demand.wanted([sizes(2, 100)], ()) is None, "none serves them"
+        demand.note_sizes(each)
+        assert demand.is_narrow_enough(sizes(8, 100), each)
+    assert demand.find_best_bounds([sizes(8, 100)], ()) is None
+    assert demand.find_best_bounds([sizes(2, 100)], ()) is None, "none serves them"
 
 
 def test_bounds_serve_sizes_of_different_calls():
-    demand = Demand(rounding(), 1.1)
-    demand.note(sizes(6, 10))
-    demand.note(sizes(3, 12))
-    assert demand.wanted([sizes(8, 100)], ()) == sizes(6, 12)
+    demand = PaddingDemand(rounding(), 1.1)
+    demand.note_sizes(sizes(6, 10))
+    demand.note_sizes(sizes(3, 12))
+    assert demand.find_best_bounds([sizes(8, 100)], ()) == sizes(6, 12)
 
 
 def test_many_dimensions_are_no_matter():
     symbols = sympy.symbols("a:9")
-    rule = Rounding(Buckets(1.1, 3), dict.fromkeys(symbols), {})
-    demand = Demand(rule, 1.1)
+    rule = BucketRounding(BucketRule(1.1, 3), dict.fromkeys(symbols), {})
+    demand = PaddingDemand(rule, 1.1)
     for k in range(8):
-        demand.note({s: 8 + (k * 7 + i * 5) % 40 for i, s in enumerate(symbols)})
-    assert demand.wanted([dict.fromkeys(symbols, 64)], ()) is not None
+        demand.note_sizes({s: 8 + (k * 7 + i * 5) % 40 for i, s in enumerate(symbols)})
+    assert demand.find_best_bounds([dict.fromkeys(symbols, 64)], ()) is not None

@@ -25,8 +25,8 @@ from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.protocols import SavesExecutables
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import background, compiler_process, compiler_worker
-from dynamo_backends.pipeline.compiler_process import CompilerProcess, Job, answered_error
-from dynamo_backends.pipeline.shapes import shared
+from dynamo_backends.pipeline.compiler_process import CompileJob, CompilerProcess, encode_error
+from dynamo_backends.pipeline.shapes import shared_programs as shared
 from dynamo_backends.workers.worker_process import child_environment
 from tests.backend_checks import usable
 from tests.test_ranges import Counting
@@ -47,7 +47,7 @@ class Net(nn.Module):
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
-    assert background.wait(120)
+    assert background.wait_until_idle(120)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_compiled_elsewhere(backend: str, cache: bool, monkeypatch: pytest.Monke
         for size in (4, 7, 5):
             x = torch.randn(size, 6)
             torch.testing.assert_close(run(x), model(x))
-            assert background.wait(120)
+            assert background.wait_until_idle(120)
             torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
     (report,) = reports
     assert report.fallbacks == ()
@@ -100,7 +100,7 @@ def test_narrower_programs_are_compiled_elsewhere():
         for length in (20, 20, 9):
             x = torch.randn(length, 3)
             torch.testing.assert_close(run(x), fn(x))
-        assert background.wait(120)
+        assert background.wait_until_idle(120)
     assert any("≤20" in s.shapes[0] for s in reports[0].traffic())
 
 
@@ -117,7 +117,7 @@ def test_a_later_process_needs_none_to_load(
         run = compiled(model, backend, fallback="error")
         with dynamo_backends.record() as reports:
             run(x)
-            assert background.wait(120)
+            assert background.wait_until_idle(120)
             torch.testing.assert_close(run(x), model(x))
         assert reports[0].cache_hits == hits
         assert fresh.running == (hits == 0)
@@ -133,7 +133,7 @@ def test_trials_are_made_elsewhere(monkeypatch: pytest.MonkeyPatch):
     run = compiled(lambda x: torch.special.bessel_j0(x.cumsum(0) * 2), "onnxrt", cache=False)
     with dynamo_backends.record() as reports:
         run(torch.randn(5, 3))
-        assert background.wait(120)
+        assert background.wait_until_idle(120)
     (report,) = reports
     assert [row.op for row in report.fallbacks] == ["aten.special_bessel_j0.default"]
     assert "has no lowering of it" in report.fallbacks[0].reason
@@ -151,7 +151,7 @@ def test_backward_graphs(monkeypatch: pytest.MonkeyPatch):
             for _ in range(2):
                 (found,) = torch.autograd.grad(run(x).square().sum(), [model.first.weight])
                 torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-                assert background.wait(120)
+                assert background.wait_until_idle(120)
     assert [report.kind for report in reports] == ["forward", "backward"]
     assert all(report.executables for report in reports)
     assert not any(report.events for report in reports)
@@ -178,7 +178,7 @@ def test_a_crash_leaves_the_graph_in_eager_with_the_reason(
             x = torch.randn(3)
             for _ in range(2):
                 torch.testing.assert_close(run(x), function(x))
-                assert background.wait(120)
+                assert background.wait_until_idle(120)
     lost, made = reports
     assert (
         "the compiler process was lost: its process ended with status -11"
@@ -195,7 +195,7 @@ def test_without_another_process_this_one_compiles(
     run = compiled(lambda x: x.cos() * 2, "onnxrt", cache=False)
     with dynamo_backends.record() as reports:
         run(torch.randn(3))
-        assert background.wait(120)
+        assert background.wait_until_idle(120)
     assert fresh.is_unusable
     assert reports[0].ops_on_backend == 2
     assert capfd.readouterr() == ("", "")
@@ -239,11 +239,11 @@ def job(**changes: Any) -> dict[str, Any]:
         "precision": "highest",
         "environment": child_environment(),
     }
-    return {"job": base64.b64encode(pickle.dumps(Job(**{**given, **changes}))).decode()}
+    return {"job": base64.b64encode(pickle.dumps(CompileJob(**{**given, **changes}))).decode()}
 
 
 def test_the_other_process_answers():
-    made = compiler_worker.answer(job())
+    made = compiler_worker.handle_request(job())
     parts = {name: base64.b64decode(text) for name, text in made["parts"].items()}
     backend = get_backend("onnxrt")
     loaded: Executable = backend.load(parts, small(), backend.Options())
@@ -260,7 +260,7 @@ def test_the_other_process_answers():
     ],
 )
 def test_what_the_other_process_cannot_do_it_says(changes: dict[str, Any], why: str):
-    assert why in compiler_worker.answer(job(**changes))["unable"]
+    assert why in compiler_worker.handle_request(job(**changes))["unable"]
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_errors_arrive_as_they_were(
     fresh: CompilerProcess,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(fresh._process, "ask", lambda *_: answered_error(error))
+    monkeypatch.setattr(fresh._process, "ask", lambda *_: encode_error(error))
     with pytest.raises(type(expected)) as raised:
-        fresh.do(Job(*[None] * 11))  # type: ignore[arg-type]
+        fresh.run_job(CompileJob(*[None] * 11))  # type: ignore[arg-type]
     assert str(raised.value) == str(expected)
     assert vars(raised.value) == vars(expected)
 
@@ -292,7 +292,7 @@ def test_it_ends_after_a_while_without_work(
     monkeypatch.setattr(type(background._worker), "idle_s", 0.2)
     run = compiled(lambda x: x.cos() * 3, "onnxrt", cache=False)
     run(torch.randn(3))
-    assert background.wait(120)
+    assert background.wait_until_idle(120)
     until(lambda: not fresh.running)
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import CompileError, DeviceError, Executable, FallbackRefusedError, GraphReport
-from dynamo_backends._torch_private import dynamo_control_flow
+from dynamo_backends._torch_private import dynamo_control_exceptions
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.passes import PASSES
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import is_for_others
-from dynamo_backends.runtime.prepared_executables import in_order
+from dynamo_backends.interface.errors import must_propagate
+from dynamo_backends.runtime.prepared_executables import make_input_merger
 from tests.checking import assert_same, widen
 
 BACKENDS = (
@@ -42,7 +42,7 @@ class Interpreted(Executable):
 
     def __init__(self, graph: Graph, calls: int, fails: Sequence[str]):
         self._graph = graph.copy()
-        self._merge = in_order(graph)
+        self._merge = make_input_merger(graph)
         self._calls = calls
         for name in fails:
             setattr(self, name, fail)
@@ -349,9 +349,9 @@ def test_interrupts_and_what_steers_dynamo_pass(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(KeyboardInterrupt):
             agrees("openxla", stage)
     assert not told(agrees("openxla", stage))
-    for kind in dynamo_control_flow():
-        assert is_for_others(kind.__new__(kind))
-    assert not is_for_others(CompileError("refused"))
+    for kind in dynamo_control_exceptions():
+        assert must_propagate(kind.__new__(kind))
+    assert not must_propagate(CompileError("refused"))
 
 
 def test_no_memory_is_raised_and_costs_one_call(monkeypatch: pytest.MonkeyPatch):

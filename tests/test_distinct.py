@@ -12,9 +12,9 @@ from torch.nn import functional as F
 import dynamo_backends
 from dynamo_backends import Backend, Options
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import Size, sizes_of
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression, sizes_of
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.pipeline.shapes.ranged import distinct
+from dynamo_backends.pipeline.shapes.ranged_programs import distinct_symbol_values
 from tests.test_ranges import Counting, Ranged
 
 
@@ -39,7 +39,7 @@ A, B, C = sympy.symbols("a b c")
     ids=["larger", "smaller", "no room", "no symbol"],
 )
 def test_sizes_near_those_of_a_call(sizes, ranges, expected):
-    assert distinct(sizes, ranges) == expected
+    assert distinct_symbol_values(sizes, ranges) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_sizes_near_those_of_a_call(sizes, ranges, expected):
     ids=["another", "no room"],
 )
 def test_a_size_that_was_always_the_same_gets_another(ranges, expected):
-    assert distinct({B: 7, A: 8}, ranges | {A: ranges[A]}, {A}) == expected
+    assert distinct_symbol_values({B: 7, A: 8}, ranges | {A: ranges[A]}, {A}) == expected
 
 
 def test_sizes_that_never_vary_are_proven():
@@ -100,6 +100,6 @@ def test_keys_have_as_many_values():
         torch.testing.assert_close(run(q, k, v), attention(q, k, v))
     _, graph = graphs  # of the first sizes, and of all
     lengths = [size for place in graph.placeholders for size in sizes_of(place)]
-    assert len({size.expression for size in lengths if isinstance(size, Size)}) == 1
+    assert len({size.expression for size in lengths if isinstance(size, SizeWithExpression)}) == 1
     with pytest.raises(Exception, match=r"shape|size"):
         run(q, k, v[:, :, 1:])

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 
 from dynamo_backends import Availability, compiler, get_backend
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.runtime.foreign import compile_foreign, foreign_kind
+from dynamo_backends.runtime.foreign_devices import compile_for_foreign_device, foreign_device_type
 from tests.bench.programs import ROOT
 
 DOUBLE = """
@@ -164,20 +164,20 @@ def test_what_a_backend_lists_is_its_own_but_tpus_tensors_are_torch_tpus(
 ) -> None:
     listed = Availability(True, "", devices=("cpu", "tpu", "mps"))
     monkeypatch.setattr(get_backend("openxla"), "availability", lambda: listed)
-    assert compile_foreign(get_backend("openxla"), graph, [on("mps")]) is None
+    assert compile_for_foreign_device(get_backend("openxla"), graph, [on("mps")]) is None
     with pytest.raises(DeviceError, match="no Dynamo backend named 'xpu'"):
-        compile_foreign(get_backend("openxla"), graph, [on("xpu")])
-    monkeypatch.setattr("dynamo_backends.runtime.foreign.foreign_kind", lambda *_: "tpu")
+        compile_for_foreign_device(get_backend("openxla"), graph, [on("xpu")])
+    monkeypatch.setattr("dynamo_backends.runtime.foreign_devices.foreign_kind", lambda *_: "tpu")
     with pytest.raises(DeviceError, match="no Dynamo backend named 'tpu'"):
-        compile_foreign(get_backend("openxla"), graph, [])
+        compile_for_foreign_device(get_backend("openxla"), graph, [])
 
 
 def test_which_devices_are_foreign() -> None:
     with FakeTensorMode():
         x = torch.empty(2, device="mps")
-    assert foreign_kind([torch.ones(1), torch.ones(1, device="meta"), 3]) is None
-    assert foreign_kind([torch.tensor(1.0), x]) == "mps"
-    assert foreign_kind([x], ["mps"]) is None
+    assert foreign_device_type([torch.ones(1), torch.ones(1, device="meta"), 3]) is None
+    assert foreign_device_type([torch.tensor(1.0), x]) == "mps"
+    assert foreign_device_type([x], ["mps"]) is None
 
 
 def test_meta_tensors_run_as_in_eager() -> None:

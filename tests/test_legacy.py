@@ -13,8 +13,8 @@ from dynamo_backends import legacy
 from dynamo_backends.interface.errors import UnknownBackendError
 from dynamo_backends.interface.registry import (
     OLD_NAMES,
-    announce,
     get_backend,
+    log_legacy_name,
     third_party_backends,
 )
 
@@ -72,7 +72,7 @@ def test_a_name_without_a_backend_says_what_became_of_it(name: str):
 
 
 def test_an_old_name_runs_and_says_once_what_it_is(caplog: pytest.LogCaptureFixture):
-    announce.cache_clear()
+    log_legacy_name.cache_clear()
     x = torch.randn(3)
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
         for _ in range(2):

@@ -21,10 +21,11 @@ from dynamo_backends import Availability, Backend, Executable, GraphReport, Opti
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.interface.report import PaceReport
+from dynamo_backends.interface.report import SpeedReport
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.runtime import pace, pace_check
-from dynamo_backends.runtime.prepared_executables import LiveExecutable
+from dynamo_backends.runtime import speed_check as pace_check
+from dynamo_backends.runtime import speed_timing as pace
+from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable
 from dynamo_backends.verify import bisection
 from dynamo_backends.workers.contention import System
 from tests.bench.programs import ROOT
@@ -89,7 +90,7 @@ class Slow(Backend):
         return module(*values)
 
 
-class Kept(LiveExecutable):
+class Kept(UnfrozenExecutable):
     """Can be loaded in another process."""
 
     def dump(self) -> dict[str, bytes]:
@@ -472,6 +473,6 @@ def test_wrong_values_are_refused():
 
 
 def test_a_report_in_words():
-    assert str(PaceReport("block", "1x aten.sin.default", "not measured", reason="why")) == (
+    assert str(SpeedReport("block", "1x aten.sin.default", "not measured", reason="why")) == (
         "a block (1x aten.sin.default): not measured, why"
     )

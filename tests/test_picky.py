@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import dynamo_backends
 from dynamo_backends import GraphReport, OptionError
-from dynamo_backends.pipeline.blocks import DRAWN_BY_TORCH, FRAGMENTS, KEPT_BY_OPTION
+from dynamo_backends.pipeline.program_builder import DRAWN_BY_TORCH, FRAGMENTS, KEPT_BY_OPTION
 from tests.checking import assert_same, check
 
 

@@ -11,7 +11,7 @@ import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, LoweringError, Options, Support
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.runtime.prepared_executables import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable
 
 
 class Careless(Backend):
@@ -118,7 +118,7 @@ class Decomposing(Careless):
         self.seen: list[list[str]] = []
         self.hated = hated
 
-    def keeps(self, options: Options) -> Any:
+    def preserved_operators(self, options: Options) -> Any:
         return (torch.ops.aten.hardswish.default,)
 
     def supports(self, node: fx.Node, options: Options) -> Support:
@@ -129,7 +129,7 @@ class Decomposing(Careless):
         for node in graph.calls:
             if str(node.target) == self.hated:
                 raise LoweringError(node.name, str(node.target), "it is hated")
-        return LiveExecutable(graph, graph.module)
+        return UnfrozenExecutable(graph, graph.module)
 
 
 def compiled_by(backend: Decomposing) -> dynamo_backends.GraphReport:

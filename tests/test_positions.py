@@ -274,13 +274,13 @@ def test_packages_keep_the_checks(early, tmp_path):
 
 def test_positions_that_are_known_to_be_in_range_are_not_checked():
     """Of the models that users have: positions counted up, labels of a buffer, topk and argmax."""
-    from dynamo_backends.graph import position_checks
+    from dynamo_backends.graph import index_checks as position_checks
     from dynamo_backends.pipeline import captured
 
-    seen: list[position_checks.PositionChecks] = []
-    make = position_checks.with_position_checks
+    seen: list[position_checks.IndexCheckedGraph] = []
+    make = position_checks.with_index_checks
 
-    def noting(*args: Any, **kwargs: Any) -> position_checks.PositionChecks:
+    def noting(*args: Any, **kwargs: Any) -> position_checks.IndexCheckedGraph:
         seen.append(make(*args, **kwargs))
         return seen[-1]
 
@@ -296,7 +296,7 @@ def test_positions_that_are_known_to_be_in_range_are_not_checked():
         return y + F.max_unpool2d(pooled, where, 2, output_size=[SIZE, SIZE]).sum()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(captured, "with_position_checks", noting)
+        patch.setattr(captured, "with_index_checks", noting)
         mask = torch.ones(3)
         result = torch.compile(f, backend="openxla", fullgraph=True)(X, mask)
     torch.testing.assert_close(result, f(X, mask))

@@ -17,7 +17,11 @@ import dynamo_backends
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.conformance.traffic import FUNCTIONS, SIZES, agree, halves
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import Size, SizeReader, with_sizes_as_inputs
+from dynamo_backends.graph.symbolic_sizes import (
+    SizeReader,
+    SizeWithExpression,
+    with_sizes_as_inputs,
+)
 from dynamo_backends.interface.registry import get_backend, list_backends
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.verify import first_call
@@ -91,12 +95,12 @@ def test_one_program_serves_all_sizes(name: str, refused: Collection[str]):
 
 
 def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
-    from dynamo_backends.pipeline.shapes import ranged
+    from dynamo_backends.pipeline.shapes import ranged_programs as ranged
 
     seen = []
     backend = Counting()
     run = compiled(lambda x, y: x.t() @ x + y + x.shape[0] * 2, backend)
-    original = ranged.RangedPrograms.serving
+    original = ranged.RangedPrograms.find_for_graph
 
     def serving(self: ranged.RangedPrograms, graph: Graph) -> Any:
         program = original(self, graph)
@@ -114,19 +118,20 @@ def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
 
 def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     """Two expressions that are always equal are never told apart."""
-    from dynamo_backends.pipeline.shapes import padded, ranged
+    from dynamo_backends.pipeline.shapes import padded_programs as padded
+    from dynamo_backends.pipeline.shapes import ranged_programs as ranged
 
     rows, columns = sympy.symbols("rows columns")
 
-    def sizes(graph: Any) -> list[Size]:
-        return [Size(graph.number, e, 2, None) for e in (rows, columns)]
+    def sizes(graph: Any) -> list[SizeWithExpression]:
+        return [SizeWithExpression(graph.number, e, 2, None) for e in (rows, columns)]
 
     def sized(number: int) -> Any:
         return SimpleNamespace(number=number, module=SimpleNamespace(graph=None))
 
-    monkeypatch.setattr(ranged, "inner_sizes", sizes)
-    monkeypatch.setattr(ranged, "with_distinct_sizes", lambda *_: None)
-    monkeypatch.setattr(ranged, "has_forgotten", lambda graph: False)
+    monkeypatch.setattr(ranged, "inner_varying_sizes", sizes)
+    monkeypatch.setattr(ranged, "specialize_distinct_sizes", lambda *_: None)
+    monkeypatch.setattr(ranged, "has_hardcoded_sizes", lambda graph: False)
     programs: Any = padded.PaddedPrograms.__new__(padded.PaddedPrograms)
     programs._proofs, programs._proven, programs._symbols = {}, "", None
     interval = sys.getswitchinterval()
@@ -190,7 +195,7 @@ def test_what_is_wrong_for_other_sizes_is_found_at_once(caplog: pytest.LogCaptur
 
 
 def test_programs_of_one_number_each_do_not_pile_up():
-    from dynamo_backends.pipeline.shapes import ranged
+    from dynamo_backends.pipeline.shapes import ranged_programs as ranged
 
     made: list[ranged.RangedPrograms] = []
     original = ranged.RangedPrograms.__init__

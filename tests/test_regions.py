@@ -360,7 +360,7 @@ def test_packages(backend: str, tmp_path: Path):
 
 
 def test_stages_and_explain_show_the_calls_inside_of_regions():
-    from dynamo_backends.capture.stages import normal_form
+    from dynamo_backends.capture.stage_printing import normal_form
 
     model, x = model_and_input()
     with torch.no_grad():

@@ -16,7 +16,7 @@ from dynamo_backends.interface.report import (
     Fallback,
     InputReport,
     PartReport,
-    publish,
+    send_to_recorders,
 )
 from tests.checking import check
 
@@ -52,11 +52,11 @@ def test_recorders_see_what_is_published_while_they_are_active():
     report = full_report()
     with record() as outer:
         with record() as inner:
-            thread = threading.Thread(target=publish, args=(report,))
+            thread = threading.Thread(target=send_to_recorders, args=(report,))
             thread.start()
             thread.join()
-        publish(report)
-    publish(report)
+        send_to_recorders(report)
+    send_to_recorders(report)
     assert (len(outer), len(inner)) == (2, 1)
 
 

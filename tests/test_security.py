@@ -30,17 +30,17 @@ from torch import Tensor, nn
 from torch._functorch._aot_autograd import descriptors
 
 import dynamo_backends
-from dynamo_backends._torch_private.packing import pack_static, unpack_static
+from dynamo_backends._torch_private.graph_serialization import pack_static, unpack_static
 from dynamo_backends.aot import traces
 from dynamo_backends.autotune import serialization
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.kernels import timing as measured
 from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.package import archive
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
-from dynamo_backends.runtime.verdicts import Verdicts
+from dynamo_backends.runtime.verdicts import VerdictStore
 from dynamo_backends.tvm.records import Records
 from dynamo_backends.workers.kernel_choices import Choices
 from tests.bench.programs import ROOT
@@ -120,7 +120,7 @@ def test_what_else_is_kept_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
     choices = Choices(measured._store, lambda: "")
     exporter_lowerings._names.cache_clear()
     readers = [
-        lambda: Verdicts("onnxrt", ["ort"], shipped=False).get("kind", keep=True),
+        lambda: VerdictStore("onnxrt", ["ort"], shipped=False).get("kind", keep=True),
         lambda: choices._kept("kind"),
         lambda: Records("environment").get("0" * 64),
         exporter_lowerings._names,
@@ -131,7 +131,7 @@ def test_what_else_is_kept_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
     assert len(asked) == len(readers)
     exporter_lowerings._names.cache_clear()
     monkeypatch.setattr(DiskCache, "read", lambda self, name: bomb)
-    assert Decisions().get("a" * 64) is None
+    assert DecisionStore().get("a" * 64) is None
 
 
 def test_a_package_is_not_unpickled(mark: Path, tmp_path: Path):
@@ -173,18 +173,21 @@ def test_what_processes_tell_each_other_in_files_is_not_unpickled(mark: Path, tm
     x = torch.ones(3)
     gm = torch.fx.experimental.proxy_tensor.make_fx(torch.relu)(x)
     serialization.write(tmp_path, gm, [x])
-    serialization.write_others(tmp_path, [[x]], ())
+    serialization.write_other_inputs(tmp_path, [[x]], ())
     for bomb in (pickle.dumps(Bomb(mark)), _saved_by_torch(tmp_path, mark)):
         for name in ("tensors.pt", "others.pt"):
             (tmp_path / name).write_bytes(bomb)
-        for read in (serialization.read, lambda folder: serialization.read_others(folder, [x])):
+        for read in (
+            serialization.read,
+            lambda folder: serialization.read_other_inputs(folder, [x]),
+        ):
             with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
                 read(tmp_path)
         (tmp_path / "graph.json").write_bytes(bomb)
         with pytest.raises(UnicodeDecodeError):
             serialization.read(tmp_path)
         serialization.write(tmp_path, gm, [x])
-        serialization.write_others(tmp_path, [[x]], ())
+        serialization.write_other_inputs(tmp_path, [[x]], ())
 
 
 CODE = "x = __import__('os').mkdir({!r})"

@@ -15,8 +15,8 @@ from dynamo_backends import Executable, Options
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.pipeline.shapes import shared
-from dynamo_backends.pipeline.shapes.shared import Successor
+from dynamo_backends.pipeline.shapes import shared_programs as shared
+from dynamo_backends.pipeline.shapes.shared_programs import SuccessorProgram
 from tests.backend_checks import usable
 from tests.test_ranges import Counting, rows_compared
 
@@ -66,7 +66,7 @@ def test_all_its_calls_are_those_of_the_range():
             x, y = torch.randn(rows, 3), torch.randn(3, 5)
             torch.testing.assert_close(run(x, y), of_two(x, y))
     static, ranged = reports
-    assert isinstance(static.executable._static, Successor)
+    assert isinstance(static.executable._static, SuccessorProgram)
     assert static.executable.static_program is None
     assert ranged.executable.ranged.proven is not None, "the first sizes are a second example"
 
@@ -203,7 +203,7 @@ def test_vendors_keep_one_executable(name: str):
             assert [ref() for ref in gone] == [None, None]
         finally:
             gc.enable()
-    assert [isinstance(r.executable._static, Successor) for r in reports] == [True, False]
+    assert [isinstance(r.executable._static, SuccessorProgram) for r in reports] == [True, False]
     assert [r.runtime_fallbacks for r in reports] == [[], []]
 
 

@@ -10,7 +10,12 @@ from torch import nn
 
 import dynamo_backends
 from dynamo_backends.interface import counters
-from dynamo_backends.interface.counters import StageClock, clocked, in_words, stage
+from dynamo_backends.interface.counters import (
+    StageClock,
+    format_stage_seconds,
+    time_stage,
+    use_stage_clock,
+)
 
 
 @pytest.fixture
@@ -28,13 +33,13 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_a_stage_has_its_own_seconds_and_not_those_of_others_inside(
     passes: Callable[[float], None],
 ):
-    with clocked(StageClock()) as clock, stage(counters.AOT):
+    with use_stage_clock(StageClock()) as clock, time_stage(counters.AOT):
         passes(1)
-        with stage(counters.PLAN):
+        with time_stage(counters.PLAN):
             passes(2)
-            with stage(counters.TRIALS):
+            with time_stage(counters.TRIALS):
                 passes(4)
-            with stage(counters.TRIALS):
+            with time_stage(counters.TRIALS):
                 passes(8)
         passes(16)
     assert clock.seconds == {counters.TRIALS: 12, counters.PLAN: 2, counters.AOT: 17}
@@ -42,14 +47,14 @@ def test_a_stage_has_its_own_seconds_and_not_those_of_others_inside(
 
 def test_a_stage_that_fails_is_counted(passes: Callable[[float], None]):
     def fail() -> None:
-        with stage(counters.LOWERING):
+        with time_stage(counters.LOWERING):
             passes(3)
             raise ValueError("planted")
 
-    with clocked(StageClock()) as clock:
+    with use_stage_clock(StageClock()) as clock:
         with pytest.raises(ValueError, match="planted"):
             fail()
-        with stage(counters.LOWERING):
+        with time_stage(counters.LOWERING):
             passes(1)
     assert clock.seconds == {counters.LOWERING: 4}
 
@@ -57,18 +62,22 @@ def test_a_stage_that_fails_is_counted(passes: Callable[[float], None]):
 def test_one_clock_runs_at_a_time_and_without_one_nothing_is_counted(
     passes: Callable[[float], None],
 ):
-    with clocked(StageClock()) as outer, clocked(StageClock()) as inner, stage(counters.PASSES):
+    with (
+        use_stage_clock(StageClock()) as outer,
+        use_stage_clock(StageClock()) as inner,
+        time_stage(counters.PASSES),
+    ):
         passes(1)
     assert inner is outer
-    with stage(counters.PASSES):
+    with time_stage(counters.PASSES):
         passes(1)
     assert outer.seconds == {counters.PASSES: 1}
 
 
 def test_stages_in_words_are_in_the_order_of_the_way():
     seconds = {counters.VERIFICATION: 0.5, counters.CAPTURE: 1.234, counters.PASSES: 0.001}
-    assert in_words(seconds) == "capture 1.23, verification 0.50"
-    assert in_words({}) == ""
+    assert format_stage_seconds(seconds) == "capture 1.23, verification 0.50"
+    assert format_stage_seconds({}) == ""
 
 
 def test_a_report_has_them_and_explain_shows_them():

@@ -145,7 +145,7 @@ REAL = """
 import torch, torch_tpu
 import dynamo_backends
 from torch._subclasses import FakeTensorMode
-from dynamo_backends.runtime.foreign import refuse_taken
+from dynamo_backends.runtime.foreign_devices import refuse_taken
 
 refuse_taken("tpu")  # as long as nobody has used it
 torch_tpu._loader._init_device("tpu")

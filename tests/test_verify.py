@@ -11,7 +11,7 @@ import dynamo_backends
 from dynamo_backends import VerificationError
 from dynamo_backends.interface.report import EagerEvent
 from dynamo_backends.runtime.program import Block
-from dynamo_backends.verify import difference
+from dynamo_backends.verify import describe_difference
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.runtime import XlaExecutable
 
@@ -140,5 +140,7 @@ def test_a_failure_in_the_lazily_compiled_backward_reaches_no_user(
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bfloat16, torch.float64], ids=str)
 def test_how_far_a_result_is_off_is_told(dtype: torch.dtype):
     right = torch.ones(3, dtype=dtype)
-    text = difference([right], [right * 2], [right.to(torch.promote_types(dtype, torch.float64))])
+    text = describe_difference(
+        [right], [right * 2], [right.to(torch.promote_types(dtype, torch.float64))]
+    )
     assert text == "output 0 differs from eager by up to 1.000e+00"

@@ -49,7 +49,7 @@ def backend() -> Iterator[Gated]:
     made = Gated()
     yield made
     made.gate.set()
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
 
 
 def compiled(
@@ -75,7 +75,7 @@ def test_calls_run_in_eager_until_the_program_is_there(backend: Gated, dynamic: 
             x.fill_(float("nan"))  # the caller's to change
     assert backend.compiled == 0
     backend.gate.set()
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
     assert backend.compiled == 1, "the same sizes are compiled once"
     assert backend.threads == {"dynamo_backends compiler"}
     (report,) = reports
@@ -90,7 +90,7 @@ def test_a_program_for_a_range_serves_new_sizes_at_once(backend: Gated):
     backend.gate.set()
     for size in ((3, 5), (4, 7), (6, 2)):
         run(torch.randn(size))
-        assert background.wait(60)
+        assert background.wait_until_idle(60)
     backend.gate.clear()
     x = torch.randn(9, 11)
     torch.testing.assert_close(run(x), x.sin() + 1)
@@ -108,7 +108,7 @@ def test_gradients(backend: Gated):
         (found,) = torch.autograd.grad(run(x).square().sum(), [model[0].weight])
         torch.testing.assert_close(found, expected)
         backend.gate.set()
-        assert background.wait(60)
+        assert background.wait_until_idle(60)
     assert backend.compiled == 2, "forward and backward"
 
 
@@ -120,7 +120,7 @@ def test_weights_are_prepared_beside_the_calls_and_never_stale(backend: Gated):
         run(x)
         model.weight.mul_(2)
         backend.gate.set()
-        assert background.wait(60)
+        assert background.wait_until_idle(60)
         torch.testing.assert_close(run(x), model(x))
         model.weight.add_(1)
         torch.testing.assert_close(run(x), model(x))
@@ -134,7 +134,7 @@ def test_what_cannot_be_compiled_stays_in_eager_with_the_reason(backend: Gated):
     with dynamo_backends.record() as reports:
         for _ in range(2):
             torch.testing.assert_close(run(x), x.cos() * 3)
-            assert background.wait(60)
+            assert background.wait_until_idle(60)
     assert "no way to compile this" in reports[0].fallbacks[0].reason
 
 
@@ -143,7 +143,7 @@ def test_what_must_not_run_in_eager_raises_at_the_next_call(backend: Gated):
     backend.gate.set()
     run = compiled(lambda x: x.cos() * 4, backend, dynamic=True, fallback="error")
     run(torch.randn(3))
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
     with pytest.raises(FallbackRefusedError, match="no way to compile this"):
         run(torch.randn(3))
 
@@ -152,7 +152,7 @@ def test_nothing_is_compiled_under_run(backend: Gated):
     run = compiled(lambda x: x.cos() * 5, backend, dynamic=True)
     backend.gate.set()
     run(torch.randn(3))
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
     with dynamo_backends.run():
         x = torch.randn(4)
         torch.testing.assert_close(run(x), x.cos() * 5)
@@ -173,7 +173,7 @@ def test_what_waits_for_a_model_that_is_gone_is_left_out(backend: Gated):
     assert len(background._worker.marks) == 1
     assert weight() is None
     backend.gate.set()
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
     assert backend.compiled == 1
 
 
@@ -204,31 +204,31 @@ def test_the_thread_sleeps_while_calls_run(monkeypatch: pytest.MonkeyPatch):
     for pause in ("_PAUSE", "_LONGEST_PAUSE"):
         monkeypatch.setattr(background, pause, 3600.0)
     monkeypatch.setattr(worker, "_pause", watched)
-    background.submit("works", job)
+    background.submit_compilation("works", job)
     try:
-        assert background.going_first(call)([1]) == [1]
+        assert background.prioritize_calls(call)([1]) == [1]
         assert len(set(held)) == 1, "nothing is done meanwhile"
         assert goes_on.wait(60), "the call is over"
     finally:
         over.set()
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
 
 
 def test_a_backward_pass_is_a_part_of_its_call(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(background, "turns", ProcessPauser())  # with no process of another test
     hold = threading.Event()
-    background.submit("waits", lambda: hold.wait(60))
+    background.submit_compilation("waits", lambda: hold.wait(60))
     seen: list[list[int]] = []
     x = torch.ones(3, requires_grad=True)
     x.register_hook(lambda _: seen.append(list(background.turns._callers)))
     y = x * 2
-    background.backward_first([y, None, torch.ones(3)])
+    background.prioritize_backward([y, None, torch.ones(3)])
     y.sum().backward()
     assert seen == [[threading.get_ident()]]
     assert not background.turns._callers
     hold.set()
-    assert background.wait(60)
-    background.backward_first([z := x * 2])
+    assert background.wait_until_idle(60)
+    background.prioritize_backward([z := x * 2])
     assert not z._backward_hooks, "nothing is under way"
 
 
@@ -238,18 +238,18 @@ def test_a_backward_pass_that_fails_is_over_some_time(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(background, "_LONGEST_BACKWARD_S", 0.05)
     hold = threading.Event()
-    background.submit("waits", lambda: hold.wait(60))
+    background.submit_compilation("waits", lambda: hold.wait(60))
     x = torch.ones(3, requires_grad=True)
     x.register_hook(fails)
     y = x * 2
-    background.backward_first([y])
+    background.prioritize_backward([y])
     with pytest.raises(RuntimeError, match="no gradient"):
         y.sum().backward()
     end = time.monotonic() + 60
     while background.turns._callers:
         assert time.monotonic() < end
     hold.set()
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
 
 
 def test_the_thread_does_not_wait_for_its_own_calls():
@@ -259,8 +259,8 @@ def test_the_thread_does_not_wait_for_its_own_calls():
         seen.append(list(background.turns._callers))
         return args
 
-    background.submit("calls", lambda: background.going_first(call)([]))
-    assert background.wait(60)
+    background.submit_compilation("calls", lambda: background.prioritize_calls(call)([]))
+    assert background.wait_until_idle(60)
     assert seen == [[]]
 
 
@@ -349,7 +349,7 @@ def test_calls_see_nothing_of_what_the_thread_traces():
         assert not is_fx_symbolic_tracing()
     finally:
         backend.gate.set()
-        assert background.wait(60)
+        assert background.wait_until_idle(60)
     assert not is_fx_symbolic_tracing()
     assert (nn.Module.__call__, nn.Module.__getattr__) == before
     torch.testing.assert_close(captured(x), x.cos())
@@ -366,9 +366,11 @@ def test_the_fake_mode_of_the_capture_is_left_to_the_calling_thread(dynamic: boo
 
         devices: frozenset[str] = frozenset()
 
-        def prepare(self, graph: Graph, options: Options) -> None:
-            super().prepare(graph, options)
-            modes.append(private.mode_of([place.meta["val"] for place in graph.placeholders]))
+        def check_graph(self, graph: Graph, options: Options) -> None:
+            super().check_graph(graph, options)
+            modes.append(
+                private.find_fake_mode([place.meta["val"] for place in graph.placeholders])
+            )
             modes[0].in_kernel_invocation = True  # until the program is there
 
         def compile(self, graph: Graph, options: Options) -> Executable:
@@ -383,7 +385,7 @@ def test_the_fake_mode_of_the_capture_is_left_to_the_calling_thread(dynamic: boo
     with dynamo_backends.record() as reports:
         for _ in range(2):
             torch.testing.assert_close(run(x), (x * 2).relu().sum(1))
-            assert background.wait(60)
+            assert background.wait_until_idle(60)
     modes[0].in_kernel_invocation = False
     (report,) = reports
     assert not report.failures

@@ -38,8 +38,12 @@ from dynamo_backends.bench.suites.case import image  # noqa: E402
 from dynamo_backends.bench.suites.streams import embeddings  # noqa: E402
 from dynamo_backends.bench.torchvision_shim import import_torchvision  # noqa: E402
 from dynamo_backends.interface.errors import CompileError  # noqa: E402
-from dynamo_backends.runtime.shipped_verdicts import Verdict, read_table, write_table  # noqa: E402
-from dynamo_backends.runtime.verdicts import Verdicts  # noqa: E402
+from dynamo_backends.runtime.shipped_verdicts import (  # noqa: E402
+    TrialVerdict,
+    read_verdict_table,
+    write_verdict_table,
+)
+from dynamo_backends.runtime.verdicts import VerdictStore  # noqa: E402
 
 TRIALS = {"onnxrt": "ort", "ov": "openvino", "tvm": "tvm", "iree": "iree"}
 """Backends with verdicts, each with its folder."""
@@ -83,8 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check() -> int:
     """Says which tables do not hold here; 0 in any case, for that is no mistake."""
     for backend in TRIALS:
-        here = asdict(_verdicts(backend).here())
-        table = read_table(backend, here["processor"])
+        here = asdict(_verdicts(backend).current_conditions())
+        table = read_verdict_table(backend, here["processor"])
         if table is None:
             if backend in SHIPPED:
                 print(f"{backend}: none for {here['processor']}; run: make verdicts ARGS={backend}")
@@ -99,9 +103,9 @@ def check() -> int:
 
 def make_table(backend: str, kept: bool) -> None:
     """Asks about all models, and writes the table of a backend; `kept`: only writes it."""
-    verdicts = Verdicts(backend, _verdicts(backend).sources, shipped=False)
+    verdicts = VerdictStore(backend, _verdicts(backend).sources, shipped=False)
     _trial_module(backend)._verdicts = verdicts
-    holds_for = verdicts.here()
+    holds_for = verdicts.current_conditions()
     folder = PARTS / backend / holds_for.sources
     folder.mkdir(parents=True, exist_ok=True)
     with planned_only(backend):
@@ -112,13 +116,13 @@ def make_table(backend: str, kept: bool) -> None:
                     ask(backend)
                 except Exception as error:  # a model that this torch or backend cannot take
                     print(f"{backend}: {name}: {error!r:.200}")
-                known = {kind: asdict(verdict) for kind, verdict in verdicts.known.items()}
+                known = {kind: asdict(verdict) for kind, verdict in verdicts.known_verdicts.items()}
                 part.write_text(json.dumps(known), encoding="utf-8")
-    everything: dict[str, Verdict] = {}
+    everything: dict[str, TrialVerdict] = {}
     for part in folder.glob("*.json"):
         kinds = json.loads(part.read_text(encoding="utf-8"))
-        everything |= {kind: Verdict(**verdict) for kind, verdict in kinds.items()}
-    path = write_table(backend, holds_for, everything)
+        everything |= {kind: TrialVerdict(**verdict) for kind, verdict in kinds.items()}
+    path = write_verdict_table(backend, holds_for, everything)
     print(f"{path}: {len(everything)} verdicts, {path.stat().st_size / 1e3:.0f} kB")
 
 
@@ -126,8 +130,8 @@ def _trial_module(backend: str) -> Any:
     return importlib.import_module(f"dynamo_backends.{TRIALS[backend]}.trial")
 
 
-def _verdicts(backend: str) -> Verdicts:
-    verdicts: Verdicts = _trial_module(backend)._verdicts
+def _verdicts(backend: str) -> VerdictStore:
+    verdicts: VerdictStore = _trial_module(backend)._verdicts
     return verdicts
 
 

@@ -106,7 +106,7 @@ def check(
             expected, given = (_floats(prompt, dtype) for _ in range(2))
             found = generate(compiled, given, tokens, cache)
             wrong += int((found != generate(model, expected, tokens, cache)).sum())
-            background.wait(600)
+            background.wait_until_idle(600)
             graphs = private.dynamo_counters()["stats"]["unique_graphs"]
             counts.append(graphs + sum(r.executables for r in reports))
     in_eager = sum(r.ops_in_eager for r in reports)

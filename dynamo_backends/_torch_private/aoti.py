@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private.inductor import right_for_constants
-from dynamo_backends._torch_private.inductor_compiler import find_vectors, forgetting_constants
+from dynamo_backends._torch_private.inductor_compiler import forgetting_constants, preset_vector_isa
 
 _NAME = "model"
 """Of the files: torch looks for the operators beside the code, under the same name."""
@@ -52,7 +52,7 @@ def compile_ahead(
     from torch import _inductor
     from torch._guards import tracing
 
-    find_vectors()
+    preset_vector_isa()
     for place, value in zip(module.graph.find_nodes(op="placeholder"), inputs, strict=True):
         place.meta["val"] = value  # AOTInductor takes those in place of the inputs
     with tempfile.TemporaryDirectory(prefix="dynamo-backends-") as folder:

@@ -4,7 +4,7 @@
 |---|---|
 | `torch._dynamo.backends.common.aot_autograd` | 2.11+ |
 | `torch._guards.TracingContext.fw_metadata`: `static_input_indices`, `bw_donated_idxs` | 2.11+ |
-| `...fw_metadata`: what else AOT Autograd does at a call (see `only_calls_graph`) | 2.11+ |
+| `...fw_metadata`: what else AOT Autograd does at a call (see `needs_no_runtime_wrapper`) | 2.11+ |
 | `torch._C._is_any_autocast_enabled`, `_DisableAutocast` | 2.11+ |
 | `torch._functorch.partitioners`: `default_partition`, `min_cut_...` | 2.11+ |
 | `fx.Node.meta["partitioner_tag"]` and `["recompute"]` of joint graphs | 2.11+ |
@@ -29,7 +29,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends._torch_private.graphs import captured_static_inputs, takes_wrappers_apart
+from dynamo_backends._torch_private.aot_graph_metadata import (
+    captured_static_inputs,
+    has_flattened_subclasses,
+)
 
 _PASS = "dynamo_backends.backward_pass"
 _STATE = "dynamo_backends.generator_state"
@@ -51,7 +54,7 @@ def aot_cache_is_enabled() -> bool:
     return kept
 
 
-def must_keep_compiled() -> bool:
+def must_be_serializable() -> bool:
     """Returns whether AOT Autograd's result must be serializable (in `aot_compile`)."""
     from torch._functorch import config
 
@@ -59,7 +62,9 @@ def must_keep_compiled() -> bool:
     return required
 
 
-def returning_kept(compiler: Callable[[fx.GraphModule, Sequence[Any]], Any]) -> Callable[..., Any]:
+def wrap_serializable_compiler(
+    compiler: Callable[[fx.GraphModule, Sequence[Any]], Any],
+) -> Callable[..., Any]:
     """Wraps a graph compiler to tell AOT Autograd that its results are serializable."""
     from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
     from torch._inductor.output_code import OutputCode
@@ -67,7 +72,7 @@ def returning_kept(compiler: Callable[[fx.GraphModule, Sequence[Any]], Any]) -> 
     return SerializableAOTDispatchCompiler(OutputCode, compiler)
 
 
-def in_form_to_save(called: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_for_aot_compile(called: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps AOT Autograd's result in the type that `aot_compile` can save."""
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
 
@@ -76,7 +81,7 @@ def in_form_to_save(called: Callable[..., Any]) -> Callable[..., Any]:
     return BundledAOTAutogradSerializableCallable(called)
 
 
-def kept_under(compiler: bytes | None) -> AbstractContextManager[None]:
+def tagging_cache_key(compiler: bytes | None) -> AbstractContextManager[None]:
     """Adds a compiler's hash to torch's cache keys (context manager)."""
     if compiler is None:
         return nullcontext()
@@ -97,7 +102,7 @@ def static_input_indices(captured: fx.GraphModule, functional: fx.Graph) -> Coll
         captured: Dynamo's graph.
         functional: AOT Autograd's.
     """
-    if takes_wrappers_apart(functional):
+    if has_flattened_subclasses(functional):
         return captured_static_inputs(captured)
     metadata = _metadata()
     return frozenset(metadata.static_input_indices) if metadata is not None else frozenset()
@@ -112,7 +117,7 @@ _DUTIES = (
 )
 
 
-def only_calls_graph(inputs: int, updates: int) -> bool:
+def needs_no_runtime_wrapper(inputs: int, updates: int) -> bool:
     """Returns whether AOT Autograd's runtime wrappers have nothing to do at a call.
 
     Else AOT Autograd makes views, wraps subclasses, sets the grad mode or changes what an input is.
@@ -120,7 +125,8 @@ def only_calls_graph(inputs: int, updates: int) -> bool:
 
     Args:
         inputs: How many inputs Dynamo's graph has.
-        updates: How many of them get new contents, which the graph sees to (see `note_updates`).
+        updates: How many of them get new contents, which the graph sees to (see
+            `annotate_input_mutations`).
     """
     metadata = _metadata()
     if metadata is None:
@@ -134,7 +140,7 @@ def only_calls_graph(inputs: int, updates: int) -> bool:
     )
 
 
-def note_updates(gm: fx.GraphModule) -> None:
+def annotate_input_mutations(gm: fx.GraphModule) -> None:
     """Annotates an AOT inference graph's output with the inputs that it mutates.
 
     Left out are inputs that become another tensor (`set_`), or change their shape or strides.
@@ -173,7 +179,7 @@ def mutated_placeholders(joint: fx.Graph) -> list[fx.Node]:
     return [p for p in joint.find_nodes(op="placeholder") if p.meta.get("desc") in targets]
 
 
-def noted_updates(graph: fx.Graph) -> dict[int, int]:
+def annotated_input_mutations(graph: fx.Graph) -> dict[int, int]:
     """Returns the mutations that `annotate_input_mutations` noted: placeholder to result.
 
     Returns:
@@ -208,7 +214,7 @@ def is_autocast_on() -> bool:
     return enabled
 
 
-def keep_saved_tensors() -> None:
+def clear_donated_buffers() -> None:
     """Clears the donated buffers of the graph being compiled, so `retain_graph` works.
 
     AOT Autograd offers saved tensors to the compiler as scratch memory, and forbids
@@ -219,7 +225,7 @@ def keep_saved_tensors() -> None:
         donated.clear()  # one list, that several records of the graph share
 
 
-def running_backward() -> Any:
+def running_backward_node() -> Any:
     """Returns the autograd node running in this thread; None unless its graph is kept.
 
     A graph is kept with `retain_graph=True`, and with `create_graph=True` unless that is off.
@@ -256,7 +262,7 @@ def mark_as_backward(node: fx.Node) -> None:
     node.meta = {**node.meta, "partitioner_tag": "is_backward"}
 
 
-def checkpoint_draws() -> tuple[Any, Any]:
+def checkpoint_rng_operators() -> tuple[Any, Any]:
     """Returns the operators that run and save, or restore, an RNG state in a checkpoint."""
     from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
@@ -300,7 +306,7 @@ def mark_backward_pass(nodes: Iterable[fx.Node], number: int) -> None:
     _mark(nodes, _PASS, number)
 
 
-def backward_pass(node: fx.Node) -> int | None:
+def backward_pass_number(node: fx.Node) -> int | None:
     """Returns the number of the backward pass that a node belongs to, or None."""
     number: int | None = (node.meta.get("custom") or {}).get(_PASS)
     return number
@@ -311,7 +317,7 @@ def mark_generator_state(nodes: Iterable[fx.Node], state: str) -> None:
     _mark(nodes, _STATE, state)
 
 
-def state_of_generator(node: fx.Node) -> str | None:
+def annotated_generator_state(node: fx.Node) -> str | None:
     """Returns the generator state that `mark_generator_state` put on a node, or None."""
     state: str | None = (node.meta.get("custom") or {}).get(_STATE)
     return state
@@ -328,7 +334,7 @@ def hooks_on_gradient(tensor: torch.Tensor) -> tuple[Mapping[int, Any], Mapping[
     return tensor._backward_hooks or {}, accumulated or {}
 
 
-def with_hooks_on_gradient(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+def filter_hooked_tensors(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     """Returns those tensors that have hooks on their gradients."""
     several = [t for t in tensors if t is not None]
     if not (any(map(_backward_hooks, several)) or any(map(_accumulated_hooks, several))):

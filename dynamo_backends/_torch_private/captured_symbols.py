@@ -64,7 +64,7 @@ class CapturedSymbols:
             made.tensor_to_context[inputs[i]] = context
         return made
 
-    def assumed(self) -> list[sympy.Basic]:
+    def new_assumptions(self) -> list[sympy.Basic]:
         """Returns the guards added since the capture, over the symbols in `numbers`."""
         return [self._resolved(guard.expr) for guard in self._env.guards[self._guards :]]
 

@@ -3,7 +3,7 @@
 | what | checked |
 |---|---|
 | `torch._dynamo.lookup_backend` | 2.11+ |
-| `torch._dynamo.utils`: `same`, `counters` | 2.11+ |
+| `torch._dynamo.utils`: `meets_benchmark_accuracy`, `counters` | 2.11+ |
 | `torch._dynamo.exc`: `RestartAnalysis`, `SkipFrame` | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._dynamo.exc.BackendCompilerFailed`, which passes | 2.11.0, 2.13.0, 2.15.0 |
 | `torch._dynamo.convert_frame.compile_lock`, an `RLock` | 2.13.0 |
@@ -51,7 +51,7 @@ _excluding: list[threading.Thread] = []
 
 
 @contextlib.contextmanager
-def without_captures() -> Iterator[None]:
+def blocking_other_captures() -> Iterator[None]:
     """Makes Dynamo captures of other threads wait (context manager)."""
     from torch._dynamo.convert_frame import compile_lock
 
@@ -77,14 +77,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def dynamo_control_flow() -> tuple[type[Exception], ...]:
+def dynamo_control_exceptions() -> tuple[type[Exception], ...]:
     """Returns Dynamo's exceptions for retracing and skipping, which must not be caught."""
     from torch._dynamo.exc import RestartAnalysis, SkipFrame
 
     return RestartAnalysis, SkipFrame
 
 
-def raised_through_dynamo(error: Exception, frame: FrameType | None) -> Exception:
+def make_dynamo_passing_error(error: Exception, frame: FrameType | None) -> Exception:
     """Makes a copy of a backend's error that Dynamo does not wrap in its own.
 
     Dynamo wraps what a backend raises in `BackendCompilerFailed`, and lets errors pass that are of
@@ -124,7 +124,7 @@ def _passing(kind: Any) -> Any:
     return type(kind.__name__, (kind, BackendCompilerFailed), names)
 
 
-def captured_arguments() -> tuple[tuple[str, ...], str, str]:
+def captured_argument_names() -> tuple[tuple[str, ...], str, str]:
     """Returns the argument names of the function that Dynamo is capturing.
 
     Returns:
@@ -148,7 +148,9 @@ def captured_arguments() -> tuple[tuple[str, ...], str, str]:
     return names, positional, next(further) if code.co_flags & inspect.CO_VARKEYWORDS else ""
 
 
-def same(reference: Any, result: Any, fp64_reference: Any, **settings: Any) -> bool:
+def meets_benchmark_accuracy(
+    reference: Any, result: Any, fp64_reference: Any, **settings: Any
+) -> bool:
     """Returns whether a result passes the accuracy check of PyTorch's benchmarks."""
     from torch._dynamo.utils import same as rule
 

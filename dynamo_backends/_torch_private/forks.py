@@ -31,7 +31,7 @@ def fork_safe_rlock() -> Any:
     return lock
 
 
-def immortal_in_children(native: Any) -> None:
+def keep_alive_in_children(native: Any) -> None:
     """Keeps a vendor's object alive for ever in forked children, where freeing would hang.
 
     Freeing it would wait for its threads, which are not there.

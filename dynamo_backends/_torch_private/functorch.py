@@ -83,7 +83,7 @@ def outside_transforms() -> Iterator[None]:
         yield
 
 
-def change_metadata(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def apply_in_place_view_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Applies an in-place view operator, such as `squeeze_`, to a wrapper's metadata.
 
     Args:
@@ -95,7 +95,7 @@ def change_metadata(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         func(*args, **kwargs)
 
 
-def out_of_place(func: Any) -> Any:
+def out_of_place_view_op(func: Any) -> Any:
     """Returns the overload without "_" of an in-place view operator; None if none."""
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
     packet = getattr(torch.ops.aten, name, None) if func.namespace == "aten" else None
@@ -111,7 +111,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def transforms_given(substitute: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def substituting_in_transforms(substitute: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Makes this thread's transforms wrap a tensor's substitute (context manager).
 
     They wrap their arguments in C++, of which torch function modes see nothing.

@@ -32,19 +32,19 @@ from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
 from dynamo_backends._torch_private.inductor_compiler import (
-    find_vectors,
     forgetting_constants,
     packed_weights_in_cache,
+    preset_vector_isa,
     settings_for_casts,
 )
 from dynamo_backends._torch_private.joined_kernels import (
     defer_precompiled_header,
-    joined_kernels,
+    joining_kernels,
 )
 from dynamo_backends._torch_private.tracing import (
     disable_current_modes,
-    keep_unused_draws,
-    mode_of,
+    find_fake_mode,
+    keeping_unused_draws,
 )
 
 
@@ -61,7 +61,7 @@ def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._inductor.decomposition import select_decomp_table
 
     import_module("torch._inductor.lowering")  # which a decomposition reads without importing it
-    with keep_unused_draws():
+    with keeping_unused_draws():
         return select_decomp_table()
 
 
@@ -90,8 +90,8 @@ def compile_step_with_inductor(
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
     from torch._inductor.virtualized import V
 
-    find_vectors()
-    mode = mode_of(list(inputs))
+    preset_vector_isa()
+    mode = find_fake_mode(list(inputs))
     # In training oneDNN's LSTM returns a workspace of which the fake kernel does not know the size.
     aten = torch.ops.aten
     layers = (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)
@@ -99,7 +99,7 @@ def compile_step_with_inductor(
     settings = config.patch(
         size_asserts=config.size_asserts and not lstm, **settings_for_casts(gm.graph)
     )
-    context = tracing(TracingContext(mode)), V.set_fake_mode(mode), keep_unused_draws()
+    context = tracing(TracingContext(mode)), V.set_fake_mode(mode), keeping_unused_draws()
     gm.graph.output_node().meta["user_visible_output_idxs"] = sorted(kept)
     places = gm.graph.find_nodes(op="placeholder")
     strides_changed = any(
@@ -140,7 +140,7 @@ def compile_frozen_with_inductor(
     from torch import _inductor
     from torch._guards import TracingContext
 
-    mode = mode_of(inputs) or mode_for_inductor()
+    mode = find_fake_mode(inputs) or mode_for_inductor()
     with _freezing(TracingContext(mode)):
         return _inductor.compile(module, list(inputs), options=right_for_constants(settings))
 
@@ -170,7 +170,7 @@ def compile_decomposed_with_inductor(
     )
     from torch._inductor.virtualized import V
 
-    mode = mode_of(inputs) or mode_for_inductor()
+    mode = find_fake_mode(inputs) or mode_for_inductor()
     weights = _lifted(module)
     context = TracingContext(mode)
     # What freezing asks of AOT Autograd: nothing is updated, and no output shares memory.
@@ -284,11 +284,11 @@ def _compiling() -> Iterator[None]:
     import torch.compiler.config
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    find_vectors()
+    preset_vector_isa()
     config: Any = torch.compiler.config
     tag, own = config.cache_key_tag, f"vectors {pick_vec_isa()}"
     key = config.patch(cache_key_tag=tag if tag.endswith(own) else f"{tag} {own}")
-    with key, joined_kernels(), defer_precompiled_header():
+    with key, joining_kernels(), defer_precompiled_header():
         yield
 
 
@@ -304,7 +304,7 @@ def compile_quantized_with_inductor(
     from torch import _inductor
     from torch._guards import TracingContext, tracing
 
-    find_vectors()
+    preset_vector_isa()
     settings = {"freezing": True}
     # A context of its own: in that of a capture, sizes of inputs would become symbols.
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -37,7 +37,7 @@ def load_cpp(source: str) -> Any:
     Raises:
         RuntimeError: There is no compiler, or it refuses the source.
     """
-    find_vectors()
+    preset_vector_isa()
     return _kernel_cache().load(source)
 
 
@@ -54,7 +54,7 @@ def _kernel_cache() -> Any:
 _vectors = fork_safe_lock()
 
 
-def find_vectors() -> None:
+def preset_vector_isa() -> None:
     """Presets Inductor's list of CPU vector ISAs, which saves slow test compilations.
 
     It would compile a file for each kind of vectors, seconds each, to see whether torch's libraries

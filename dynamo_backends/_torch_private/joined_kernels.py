@@ -106,7 +106,7 @@ PyMODINIT_FUNC PyInit_kernel(void) {
 
 
 @dataclass(frozen=True, eq=False)
-class Kernel:
+class KernelSource:
     """A kernel's C++ source, split so that it can share a file with others.
 
     Attributes:
@@ -122,7 +122,7 @@ class Kernel:
     body: str
 
     @classmethod
-    def of(cls, argtypes: list[str], source: str) -> "Kernel | None":
+    def parse(cls, argtypes: list[str], source: str) -> "KernelSource | None":
         """Splits a kernel's source; None if it cannot be put into a namespace, as macros."""
         lines = source.strip().splitlines()
         count = next((n for n, x in enumerate(lines) if x and not x.startswith("#include ")), 0)
@@ -138,7 +138,7 @@ _inside = 0  # compilations; all threads see the same class
 
 
 @contextmanager
-def joined_kernels() -> Iterator[None]:
+def joining_kernels() -> Iterator[None]:
     """Makes Inductor compile a graph's C++ kernels in few files (context manager)."""
     global _inside
     async_compile: Any = import_module("torch._inductor.async_compile")
@@ -169,14 +169,14 @@ def _joining() -> Any:
 
     class Joining(AsyncCompile):  # type: ignore[misc, unused-ignore]
         def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
-            kernel = Kernel.of(argtypes, source_code)
+            kernel = KernelSource.parse(argtypes, source_code)
             if kernel is None:
                 return super().cpp_pybinding(argtypes, source_code)
             kernel_code.info("CPP+Bindings Kernel:\n%s", source_code)
             return kernel
 
         def wait(self, scope: dict[str, Any]) -> None:
-            kernels = {name: x for name, x in scope.items() if isinstance(x, Kernel)}
+            kernels = {name: x for name, x in scope.items() if isinstance(x, KernelSource)}
             try:
                 functions = self._load(list(kernels.values()))
             except Exception as error:  # of the compiler: each file by itself may be right
@@ -189,10 +189,10 @@ def _joining() -> Any:
                 scope[name] = alone
             super().wait(scope)
 
-        def _load(self, kernels: Sequence[Kernel]) -> dict[Kernel, Any]:
-            groups = shared_out(kernels, get_compile_threads())
+        def _load(self, kernels: Sequence[KernelSource]) -> dict[KernelSource, Any]:
+            groups = group_by_length(kernels, get_compile_threads())
             load: Any = CppPythonBindingsCodeCache.load_async
-            files = [load(joined(group), submit_fn=self.submit) for group in groups]
+            files = [load(join_sources(group), submit_fn=self.submit) for group in groups]
             return {
                 kernel: getattr(file(), f"kernel{number}")
                 for group, file in zip(groups, files, strict=True)
@@ -202,11 +202,11 @@ def _joining() -> Any:
     return Joining
 
 
-def shared_out(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
+def group_by_length(kernels: Sequence[KernelSource], count: int) -> list[list[KernelSource]]:
     """Splits kernels into `count` groups of similar source length; empty if too few."""
     if len(kernels) < 2:
         return []
-    groups: list[list[Kernel]] = [[] for _ in range(max(1, min(count, len(kernels))))]
+    groups: list[list[KernelSource]] = [[] for _ in range(max(1, min(count, len(kernels))))]
     sizes = [0] * len(groups)
     for kernel in sorted(kernels, key=lambda k: len(k.body), reverse=True):
         least = sizes.index(min(sizes))
@@ -215,7 +215,7 @@ def shared_out(kernels: Sequence[Kernel], count: int) -> list[list[Kernel]]:
     return groups
 
 
-def joined(kernels: Sequence[Kernel]) -> str:
+def join_sources(kernels: Sequence[KernelSource]) -> str:
     """Returns one C++ module with the functions `kernel0`, `kernel1` and so on."""
     includes = dict.fromkeys(line for kernel in kernels for line in kernel.includes)
     bodies = (f"namespace part{n} {{\n{k.body}\n}}" for n, k in enumerate(kernels))

@@ -23,7 +23,7 @@ def onnx_registry(opset: int) -> Any:
     return ONNXRegistry.from_torchlib(opset)
 
 
-def onnx_placeholder(node: fx.Node, model: Any, values: dict[str, Any], registry: Any) -> None:
+def add_onnx_input(node: fx.Node, model: Any, values: dict[str, Any], registry: Any) -> None:
     """Adds a placeholder as an input of an ONNX model; enters it in `values`."""
     from torch.onnx._internal.exporter import _core
 
@@ -33,7 +33,7 @@ def onnx_placeholder(node: fx.Node, model: Any, values: dict[str, Any], registry
     )
 
 
-def onnx_call(
+def add_onnx_call(
     node: fx.Node, model: Any, values: dict[str, Any], constants: dict[Any, Any], registry: Any
 ) -> None:
     """Adds an ATen call's lowering to an ONNX model; enters its results in `values`.
@@ -60,7 +60,7 @@ def onnx_call(
     )
 
 
-def onnx_opset_imports(model: Any) -> None:
+def declare_onnx_opsets(model: Any) -> None:
     """Adds opset imports for every operator domain that an ONNX model uses."""
     from torch.onnx._internal.exporter._ir_passes import add_opset_imports
 

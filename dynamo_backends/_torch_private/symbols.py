@@ -78,14 +78,14 @@ class FreshSymbols:
         with self.mode:
             return torch.empty_strided(sizes, strides, dtype=like.dtype, device=like.device)
 
-    def given(self, expression: sympy.Expr) -> sympy.Expr:
+    def to_given_symbols(self, expression: sympy.Expr) -> sympy.Expr:
         """Rewrites an expression over the new symbols in terms of the given ones."""
         return expression.xreplace(self._given)
 
     @property
     def guards(self) -> list[sympy.Basic]:
         """Returns the guards that a compiler added, over the given symbols."""
-        return [self.given(guard.expr) for guard in self._env.guards]
+        return [self.to_given_symbols(guard.expr) for guard in self._env.guards]
 
 
 def _range(lower: int, upper: int | None) -> Any:

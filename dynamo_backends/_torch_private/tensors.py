@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import (
     return_and_correct_aliasing as return_and_correct_aliasing,
 )
 
-from dynamo_backends._torch_private.graphs import ONLY
+from dynamo_backends._torch_private.aot_graph_metadata import ONLY
 
 to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
 
@@ -37,27 +37,27 @@ to_dlpack: Callable[[Tensor], Any] = torch._C._to_dlpack
 from_dlpack: Callable[[Any], Tensor] = torch._C._from_dlpack
 
 
-def concrete(value: Any) -> Any:
+def concretize_number(value: Any) -> Any:
     """Returns a symbolic number's hint, its value in this call; others unchanged."""
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.hint
     return value
 
 
-def is_lazy(value: Any) -> bool:
+def has_conj_or_neg_bit(value: Any) -> bool:
     """Returns whether a value is a tensor with the conjugate or negative bit set."""
     return isinstance(value, Tensor) and (value.is_conj() or value.is_neg())
 
 
-def lazy_as(value: Tensor, memory: Tensor) -> Tensor:
+def apply_conj_neg_bits(value: Tensor, memory: Tensor) -> Tensor:
     """Sets the conjugate and negative bits of `value` on a view of `memory`."""
     seen = memory.conj() if value.is_conj() else memory
     return seen._neg_view() if value.is_neg() else seen
 
 
-def physical(tensor: Tensor) -> Tensor:
+def strip_conj_neg_bits(tensor: Tensor) -> Tensor:
     """Returns a view without conjugate and negative bits: the numbers as stored."""
-    return lazy_as(tensor, tensor)
+    return apply_conj_neg_bits(tensor, tensor)
 
 
 def storage_id(tensor: Tensor) -> int | None:
@@ -77,7 +77,7 @@ def storage_users(storage: torch.UntypedStorage) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata)) - 1
 
 
-def is_private(tensor: Tensor) -> bool:
+def is_sole_storage_owner(tensor: Tensor) -> bool:
     """Returns whether nothing else refers to a tensor or its storage (views, NumPy).
 
     Views and numpy's arrays refer to the storage, DLPack capsules to the tensor.
@@ -109,13 +109,13 @@ def is_dense_on_cpu(tensor: Tensor) -> bool:
     )
 
 
-def plain_parts(tensor: Tensor) -> list[Tensor]:
+def flatten_wrapper(tensor: Tensor) -> list[Tensor]:
     """Returns the innermost tensors of a wrapper subclass; of others `[tensor]`."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     inner = [getattr(tensor, name) for name in names]
-    return [part for each in inner if isinstance(each, Tensor) for part in plain_parts(each)]
+    return [part for each in inner if isinstance(each, Tensor) for part in flatten_wrapper(each)]
 
 
 def size_bounds(size: torch.SymInt) -> tuple[int, int | None]:
@@ -159,7 +159,7 @@ def size_function(name: str) -> Any:
     return getattr(functions, name)
 
 
-def surely(condition: bool | torch.SymBool) -> bool:
+def is_statically_true(condition: bool | torch.SymBool) -> bool:
     """Returns whether a condition holds for all sizes; adds no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -183,7 +183,7 @@ class TensorProperties:
             guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
             self._check = guards.check
 
-    def hold(self, tensors: Sequence[Tensor]) -> bool:
+    def are_unchanged(self, tensors: Sequence[Tensor]) -> bool:
         """Returns whether tensors still have the recorded properties.
 
         Args:
@@ -200,7 +200,7 @@ def _properties(t: Tensor) -> tuple[Any, ...]:
     return type(t), t.shape, strides, t.dtype, t.device, t.requires_grad
 
 
-def is_traced(tensor: Tensor) -> bool:
+def is_tracing_wrapper(tensor: Tensor) -> bool:
     """Returns whether a tensor is fake, functional, or wrapped by a torch.func transform."""
     if type(tensor) is Tensor:
         return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
@@ -218,7 +218,7 @@ def mark_static(tensor: Tensor) -> None:
     It would make one of each number that a view of a wrapper was made with, and then fail at sizes
     that are differences of such.
     """
-    if not is_traced(tensor):
+    if not is_tracing_wrapper(tensor):
         tensor._dynamo_static_indices = set(range(tensor.dim()))  # type: ignore[attr-defined]
 
 
@@ -244,7 +244,7 @@ def make_wrapper(cls: type, like: Tensor) -> Any:
     )
 
 
-def ends_of_outputs(graph: fx.Graph) -> Sequence[str]:
+def classify_aot_outputs(graph: fx.Graph) -> Sequence[str]:
     """Classifies each output as "wrapped", "saved", "returned" or "read" (anything else)."""
     outputs: Any = graph.output_node().args[0]
     descs = graph.output_node().meta.get("desc") or [None] * len(outputs)

@@ -48,7 +48,7 @@ NEEDS_CONTENTS = (DataDependentOutputException, DynamicOutputShapeException)
 """What an operator raises on fake tensors if its result's value or shape follows from contents."""
 
 
-def mode_of(values: Any) -> FakeTensorMode | None:
+def find_fake_mode(values: Any) -> FakeTensorMode | None:
     """Returns the fake mode of the fake tensors; without any, the one torch detects.
 
     torch's `detect_fake_mode` gives that of a compilation by Dynamo which is going on, though the
@@ -62,7 +62,7 @@ def mode_of(values: Any) -> FakeTensorMode | None:
 
 
 @contextlib.contextmanager
-def apart_from_compilation() -> Iterator[None]:
+def suspending_compile_metrics() -> Iterator[None]:
     """Hides this thread's Dynamo metrics from a nested compilation (context manager).
 
     Dynamo counts a compilation's metrics; a backward graph that is compiled meanwhile, which is a
@@ -82,7 +82,7 @@ def apart_from_compilation() -> Iterator[None]:
         local.metrics_context = current
 
 
-def outside_of_captures() -> contextlib.AbstractContextManager[Any]:
+def suspending_tracing_context() -> contextlib.AbstractContextManager[Any]:
     """Removes the current `TracingContext` (context manager)."""
     from torch._guards import tracing
 
@@ -90,7 +90,7 @@ def outside_of_captures() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def as_if_captured(context: Any = None) -> Iterator[None]:
+def entering_tracing_context(context: Any = None) -> Iterator[None]:
     """Enters a tracing context for AOT Autograd after a capture (context manager).
 
     Without a context it would not tell which inputs are parameters. AOT Autograd and Inductor put
@@ -124,7 +124,7 @@ def capture_seconds() -> float | None:
     return (time.time_ns() - started) / 1e9 if started else None
 
 
-def keep_unused_draws() -> contextlib.AbstractContextManager[Any]:
+def keeping_unused_draws() -> contextlib.AbstractContextManager[Any]:
     """Keeps unused random calls in this thread's traces (context manager).
 
     Without them the draws that follow would differ from eager's.
@@ -175,7 +175,7 @@ def make_fx(fn: Callable[..., Any], decompositions: Any) -> Callable[..., fx.Gra
 
 
 @contextlib.contextmanager
-def compiling(answer: bool) -> Iterator[None]:
+def setting_is_compiling(answer: bool) -> Iterator[None]:
     """Sets what `torch.compiler.is_compiling()` returns, in all threads (context manager)."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = answer
@@ -191,7 +191,7 @@ def tracing_a_step(mode: FakeTensorMode) -> Iterator[None]:
     from torch._dispatch.python import enable_python_dispatcher
 
     with (
-        compiling(True), mode, enable_python_dispatcher(), keep_unused_draws(),
+        setting_is_compiling(True), mode, enable_python_dispatcher(), keeping_unused_draws(),
         mock.patch.object(torch_decompositions, "one_layer_lstm", _one_layer_lstm),
     ):  # fmt: skip
         yield
@@ -206,7 +206,7 @@ def _one_layer_lstm(input: Any, hidden: Any, *args: Any, **kwargs: Any) -> Any:
     return output, tuple(x.view_as(h) for x, h in zip(states, hidden, strict=True))
 
 
-def functionalized(
+def functionalize_graph(
     gm: fx.GraphModule, fakes: Sequence[Any], decompositions: Any
 ) -> tuple[fx.GraphModule, dict[int, int]]:
     """Functionalizes an ATen graph: mutations become outputs, before the others.
@@ -315,7 +315,7 @@ def _install() -> None:
 
 
 @contextlib.contextmanager
-def tracing_apart() -> Iterator[None]:
+def tracing_thread_locally() -> Iterator[None]:
     """Makes this thread's `make_fx` invisible to other threads (context manager)."""
     with _lock:
         _install()

@@ -74,12 +74,12 @@ def compile_functional(
                 if graph is not captured:
                     gm = _without_regions(gm, kind)
                 begun.append(kind)
-                private.keep_saved_tensors()
+                private.clear_donated_buffers()
                 static = frozenset(private.static_input_indices(captured, gm.graph))
                 if kind == "inference":
-                    private.note_updates(gm)
-                updates = len(private.noted_updates(gm.graph))
-                suffices = kind == "inference" and private.only_calls_graph(inputs, updates)
+                    private.annotate_input_mutations(gm)
+                updates = len(private.annotated_input_mutations(gm.graph))
+                suffices = kind == "inference" and private.needs_no_runtime_wrapper(inputs, updates)
                 if traces is not None and shortens and suffices and not updates:
                     traces.save(gm, static)
                 run = compile_one(compile_graph, gm, kind, static)
@@ -87,7 +87,11 @@ def compile_functional(
                     sufficient.append((run, updates))
                 return run
 
-            return compile_kind if pickled is None else private.returning_kept(compile_kind)
+            return (
+                compile_kind
+                if pickled is None
+                else private.wrap_serializable_compiler(compile_kind)
+            )
 
         backend = private.aot_autograd(
             fw_compiler=compiler("forward"),
@@ -97,8 +101,8 @@ def compile_functional(
             partition_fn=partition_with(partitioner),
         )
         with (
-            private.kept_under(pickled),
-            private.keep_unused_draws(),
+            private.tagging_cache_key(pickled),
+            private.keeping_unused_draws(),
             recurrent_as_in_eager(captured),
         ):
             return backend(graph, example_inputs)
@@ -120,8 +124,8 @@ def compile_functional(
             raise
         log.debug("each call of a region is traced: %s", brief_error(error))
         called = trace(captured)
-    if private.must_keep_compiled():
-        called = private.in_form_to_save(called)
+    if private.must_be_serializable():
+        called = private.wrap_for_aot_compile(called)
     return _shortened(called, *sufficient[0]) if sufficient else called
 
 

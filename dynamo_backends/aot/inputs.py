@@ -110,11 +110,11 @@ def _describe(
     mutated: Mapping[int, Any],
     options: Options,
 ) -> InputReport:
-    index = private.described_input_index(place)
+    index = private.view_base_input_index(place)
     known = captured.inputs[index] if index is not None and index < len(captured.inputs) else None
     name = known.name if known is not None else given.name
     shared = known.shares_memory_with if known is not None else ()
-    if known is not None and not private.is_plain(place):
+    if known is not None and not private.is_dynamo_input(place):
         name, shared = f"the memory of {', '.join((known.name, *shared))}", ()
     is_mutated = index in mutated and kind != "backward"
     lines = known.mutated_at if known is not None and is_mutated else ()

@@ -8,7 +8,7 @@ from torch import fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.aliasing import is_view
-from dynamo_backends.graph.random import generator_state, redraw
+from dynamo_backends.graph.random_draws import generator_state, redraw
 
 
 def partition_with(name: str) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def _expose_generator_states(module: fx.GraphModule) -> None:
 
     They say nothing of the state's size and hide what is drawn.
     """
-    save, use = private.checkpoint_draws()
+    save, use = private.checkpoint_rng_operators()
     for node in list(module.graph.nodes):
         if node.op == "placeholder" and any(_is_state(u, node, use) for u in node.users):
             node.meta["val"] = _fake_state(node.meta["val"])

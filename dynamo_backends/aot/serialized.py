@@ -29,7 +29,7 @@ _NO_DOUBLE_BACKWARD = (
 
 def refuse_double_backward() -> None:
     """Makes differentiating the running backward's results raise `DoubleBackwardError`."""
-    node = private.running_backward()
+    node = private.running_backward_node()
     if node is None:
         return
 
@@ -101,7 +101,7 @@ def pickled_if_kept(compile_graph: GraphCompiler, complete: bool) -> bytes | Non
             return pickle.dumps(compile_graph)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             reason = f"the backend cannot be pickled ({error})"
-    if private.must_keep_compiled():
+    if private.must_be_serializable():
         raise SaveError(f"this graph cannot be saved to a file: {reason}")
     log.debug("a graph will be captured again in other processes: %s", reason)
     return None

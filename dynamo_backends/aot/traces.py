@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.interface.counters import LOADING, stage
+from dynamo_backends.interface.counters import LOADING, time_stage
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
-from dynamo_backends.runtime.processor import processor
+from dynamo_backends.runtime.cpu_info import cpu_cache_key
 
 log = logging.getLogger("dynamo_backends")
 
@@ -73,10 +73,10 @@ class Traces:
         parts = None if self._key is None else _store().get(self._key)
         if self._key is None or parts is None:
             return None
-        from dynamo_backends._torch_private.packing import unpack_static
+        from dynamo_backends._torch_private.graph_serialization import unpack_static
 
         try:
-            with stage(LOADING):
+            with time_stage(LOADING):
                 return unpack_static(parts), frozenset(json.loads(parts[_STATIC]))
         except Exception as error:  # it was written by somebody else
             log.warning("dropped an unusable trace: %s", brief_error(error))
@@ -87,7 +87,10 @@ class Traces:
         """Keeps a graph, if tracing it took long and it can be packed."""
         if self._key is None or time.perf_counter() - self._start < LEAST_S:
             return
-        from dynamo_backends._torch_private.packing import UnserializableError, pack_static
+        from dynamo_backends._torch_private.graph_serialization import (
+            UnserializableError,
+            pack_static,
+        )
 
         try:
             packed = pack_static(gm)
@@ -127,7 +130,7 @@ def _store() -> DiskCache:
 
 
 def _surroundings() -> Iterator[str]:
-    yield f"{torch.__version__} {platform.python_version()} {source_digest()} {processor()}"
+    yield f"{torch.__version__} {platform.python_version()} {source_digest()} {cpu_cache_key()}"
     yield private.settings_of_tracing()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.donation import RowWrite
-from dynamo_backends.runtime.atomic import write
+from dynamo_backends.runtime.atomic_copies import copy_atomically
 
 Run = Callable[[list[Any]], Sequence[Any]]
 
@@ -25,7 +25,7 @@ def wrap_with_input_writes(run: Run, graph: fx.Graph) -> Run:
         run: The compiled graph: list in, sequence out.
         graph: The graph.
     """
-    updates = private.noted_updates(graph)
+    updates = private.annotated_input_mutations(graph)
     return _writing(run, updates, ()) if updates else run
 
 
@@ -52,9 +52,9 @@ def _writing(run: Run, updates: Mapping[int, int], rows: Sequence[RowWrite]) -> 
         changed = [(i, at) for i, at in whole if results[at] is not inputs[i]]
         if changed or rows:
             _set_apart(results, [*always, *(at for _, at in changed)], inputs.values())
-            puts = [x.action(inputs[x.place], results) for x in rows]
+            puts = [x.make_writer(inputs[x.place], results) for x in rows]
             targets = [inputs[i] for i, _ in changed]
-            write(targets, [results[at] for _, at in changed], [], None, puts)
+            copy_atomically(targets, [results[at] for _, at in changed], [], None, puts)
         for i, at in updates.items():
             results[at] = inputs[i]
         return results[:end]

@@ -36,21 +36,21 @@ class Autotune(Backend):
         self, captured: fx.GraphModule, example_inputs: Sequence[Any], options: Any, number: int
     ) -> Callable[..., Any] | None:
         """Tunes a graph of Dynamo's: candidates compile it whole."""
-        from dynamo_backends.autotune.executables import compile_function
-        from dynamo_backends.autotune.subjects import FunctionSubject
+        from dynamo_backends.autotune.executables import tune_captured_graph
+        from dynamo_backends.autotune.tuning_subjects import CapturedGraphSubject
 
         split = None
         if _is_differentiated(example_inputs):
             options.refuse_gradients(self.name)
-            split = Split()
-        subject = FunctionSubject(captured, example_inputs, options, number, split)
+            split = ForwardBackwardAutotune()
+        subject = CapturedGraphSubject(captured, example_inputs, options, number, split)
         if options.mode == "background":
-            from dynamo_backends.autotune.hot_swap import compile_in_background
+            from dynamo_backends.autotune.hot_swap import tune_in_background
 
-            return compile_in_background(subject)
-        return compile_function(subject)
+            return tune_in_background(subject)
+        return tune_captured_graph(subject)
 
-    def keeps(self, options: Any) -> Collection[OpOverload]:
+    def preserved_operators(self, options: Any) -> Collection[OpOverload]:
         """Returns what no candidate wants decomposed; each decomposes the rest itself."""
         from dynamo_backends.torchscript.backend import whole_operators
 
@@ -58,9 +58,9 @@ class Autotune(Backend):
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """Supports all calls whose shapes are known (see `Backend.supports`)."""
-        from dynamo_backends.graph.calls import unknown_shape
+        from dynamo_backends.graph.call_arguments import dynamic_shape_reason
 
-        shape = unknown_shape(node)
+        shape = dynamic_shape_reason(node)
         return SUPPORTED if shape is None else Support(False, shape)
 
     def compile(self, graph: Graph, options: Any) -> Executable:
@@ -71,12 +71,12 @@ class Autotune(Backend):
 
     def compile_step(self, graph: Graph, options: Any) -> "StepProgram":
         """Compiles a training step; its first call tunes it."""
-        from dynamo_backends.autotune.steps import TunedStep
+        from dynamo_backends.autotune.tuned_step import TunedStepProgram
 
-        return TunedStep(graph, options)
+        return TunedStepProgram(graph, options)
 
 
-class Split(Autotune):
+class ForwardBackwardAutotune(Autotune):
     """Tunes forward and backward graph separately: the candidate "split" in training."""
 
     def compile_captured_graph(

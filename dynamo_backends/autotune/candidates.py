@@ -10,12 +10,12 @@ from typing import Any, Literal
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune.options import EAGER, SPLIT, AutotuneOptions, by_default
-from dynamo_backends.autotune.verify import autocast_bfloat16
+from dynamo_backends.autotune.options import EAGER, SPLIT, AutotuneOptions, default_candidates
+from dynamo_backends.autotune.verification import autocast_bfloat16
 from dynamo_backends.int8.options import NNCF, TORCHAO
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.packages import versions
+from dynamo_backends.interface.packages import installed_versions
 from dynamo_backends.interface.protocols import CompilesSteps, NamedBounds
 from dynamo_backends.interface.registry import (
     ENTRY_POINT_GROUP,
@@ -55,7 +55,7 @@ class Candidate:
     made: Backend | None = None
 
     @property
-    def reduced(self) -> bool:
+    def is_bfloat16(self) -> bool:
         """Returns whether the candidate computes in bfloat16 ("@bf16")."""
         return self.name.endswith(REDUCED)
 
@@ -70,13 +70,15 @@ class Candidate:
         return self.owner != "ours" or (self.made or get_backend(self.backend)).trains
 
     @property
-    def has_own_steps(self) -> bool:
+    def has_native_step_compiler(self) -> bool:
         """Returns whether the backend compiles training steps in its own way."""
         if self.owner != "ours":
             return self.backend == "inductor"
         return isinstance(get_backend(self.backend), CompilesSteps)
 
-    def options(self, options: AutotuneOptions, bounds: NamedBounds | None = None) -> Options:
+    def backend_options(
+        self, options: AutotuneOptions, bounds: NamedBounds | None = None
+    ) -> Options:
         """Makes the options of this package's backend from those of autotune.
 
         Args:
@@ -85,24 +87,24 @@ class Candidate:
         """
         if self.backend == SPLIT:
             return options
-        settings = options.common()
+        settings = options.common_settings()
         kind = get_backend(self.backend).Options
         if "buckets" in kind.__dataclass_fields__:
             settings |= {"bucket_growth": 1} if bounds is None else {"buckets": bounds}
-        if self.reduced and "precision" in kind.__dataclass_fields__:
+        if self.is_bfloat16 and "precision" in kind.__dataclass_fields__:
             settings["precision"] = "bf16"
         if self.is_int8:
             settings["precision"] = self.name.partition("@")[2]
             settings["calibration"], settings["tolerance"] = options.calibration, options.tolerance
         return kind.parse(settings, self.backend)
 
-    def version(self) -> str:
+    def dependency_versions(self) -> str:
         """Returns the versions of the packages that its compiled code depends on."""
         if self.owner == "ours":
             backends = list_backends() if self.backend == SPLIT else [self.backend]
             packages = dict(package_versions(backends))
             if self.is_int8:
-                packages |= versions((*NNCF.values(), *TORCHAO.values()))
+                packages |= installed_versions((*NNCF.values(), *TORCHAO.values()))
             return ", ".join(f"{n} {v}" for n, v in packages.items())
         if self.owner != "third-party":
             return ""
@@ -146,10 +148,10 @@ class Candidate:
             return captured.forward
         if self.owner == "ours":
             backend = self.made or get_backend(self.backend)
-            given = self.options(options, bounds)
+            given = self.backend_options(options, bounds)
             return compile_captured(backend, captured, example_inputs, given)
         compile_foreign = self._foreign()
-        with private.keep_unused_draws():
+        with private.keeping_unused_draws():
             return compile_foreign(captured, list(example_inputs))
 
     def _foreign(self) -> Callable[..., Any]:
@@ -159,7 +161,7 @@ class Candidate:
         return point.load()
 
     def _by_autocast(self) -> bool:
-        return self.reduced and self.backend in _AUTOCAST
+        return self.is_bfloat16 and self.backend in _AUTOCAST
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         return autocast_bfloat16() if self._by_autocast() else contextlib.nullcontext()
@@ -195,14 +197,14 @@ def _dtype(node: Any) -> Any:
     return getattr(value, "dtype", None)
 
 
-def candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterator[Candidate]:
+def iter_candidates(options: AutotuneOptions, device_types: Sequence[str]) -> Iterator[Candidate]:
     """Yields the candidates that can run on these devices, without float32 eager.
 
     Args:
         options: Options of autotune.
         device_types: Of the inputs.
     """
-    for name in options.candidates or by_default(device_types):
+    for name in options.candidates or default_candidates(device_types):
         owner = _owner(name)
         if owner == "eager":
             if options.precision == "bf16":

@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from dynamo_backends.interface.notebooks import candidates_html, fields_html
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
-from dynamo_backends.runtime.processor import processor_class, processor_family, processor_name
+from dynamo_backends.runtime.cpu_info import cpu_family, cpu_isa_level, cpu_name
 
 log = logging.getLogger("dynamo_backends")
 
@@ -40,7 +40,7 @@ class Decision:
     """The winner of a tuning session, with the measurements of all candidates.
 
     Attributes:
-        key: What it was decided for (see `key_of`), a hash.
+        key: What it was decided for (see `hash_json`), a hash.
         winner: Name of the candidate.
         candidates: Every candidate and what became of it.
         graph: "inference", "forward", "backward" or "training".
@@ -49,7 +49,7 @@ class Decision:
         objective: Objective of the options.
         precision: Precision of the options.
         mutated: Positions of the inputs that the graph writes to.
-        environment: The machine and versions (see `environment`).
+        environment: The machine and versions (see `collect_environment`).
         created: Seconds since 1970.
         short_of_s: Seconds of the budget, if that did not last for all candidates; else 0.
         seconds: Where the time of tuning went (see `GraphReport.tuning_seconds`).
@@ -77,7 +77,7 @@ class Decision:
     features: Mapping[str, float] = field(default_factory=dict)
     disturbed: int = 0
 
-    def holds(self, names: Collection[str], budget_s: float) -> bool:
+    def is_valid_for(self, names: Collection[str], budget_s: float) -> bool:
         """Returns whether the decision can be reused, or the graph must be tuned again.
 
         One that was made on a busy machine does for an hour, or if that happened three times in a
@@ -148,7 +148,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 
 
-class Decisions:
+class DecisionStore:
     """Stores tuning decisions on disk: one JSON file per key.
 
     Args:
@@ -167,25 +167,25 @@ class Decisions:
     def put(self, decision: Decision) -> bool:
         """Writes a decision; returns False, and warns, if the folder is not writable."""
         text = json.dumps(decision.to_dict(), indent=1)
-        return self._disk.write(f"{decision.key}.json", text.encode())
+        return self._disk.write_file(f"{decision.key}.json", text.encode())
 
     def drop(self, key: str) -> None:
         """Removes a decision if it exists."""
-        self._disk.remove(f"{key}.json")
+        self._disk.remove_file(f"{key}.json")
 
     def all(self) -> list[Decision]:
         """Returns all undamaged decisions, the newest first."""
-        found = filter(None, map(self._read, self._disk.files(".json")))
+        found = filter(None, map(self._read, self._disk.list_files(".json")))
         return sorted(found, key=lambda d: -d.created)
 
     def clear(self) -> int:
         """Removes all decisions, damaged ones too; returns their number."""
-        names = self._disk.files(".json")
+        names = self._disk.list_files(".json")
         for name in names:
-            self._disk.remove(name)
+            self._disk.remove_file(name)
         return len(names)
 
-    def add(self, decisions: Iterable[Decision]) -> int:
+    def merge_newer(self, decisions: Iterable[Decision]) -> int:
         """Adds another machine's decisions where none is newer here; returns the number added."""
         taken = 0
         for decision in decisions:
@@ -195,7 +195,7 @@ class Decisions:
         return taken
 
     def _read(self, name: str) -> Decision | None:
-        data = self._disk.read(name)
+        data = self._disk.read_file(name)
         if data is None:
             return None
         try:
@@ -231,14 +231,14 @@ def _describe_graph(module: fx.GraphModule, lines: list[str]) -> None:
     number = {node: i for i, node in enumerate(module.graph.nodes)}
     for node in module.graph.nodes:
         arguments = fx.map_arg((node.args, node.kwargs), lambda n: cast(Any, _Reference(number[n])))
-        target = "" if node.op in ("placeholder", "output") else qualified(node.target)
+        target = "" if node.op in ("placeholder", "output") else qualified_name(node.target)
         value = node.meta.get("example_value", node.meta.get("val"))
         if node.op == "get_attr":
             target, value = "", functools.reduce(getattr, str(node.target).split("."), module)
             if isinstance(value, fx.GraphModule):
                 _describe_graph(value, lines)
                 value = None
-        lines.append(f"{node.op} {target} {arguments!r} {describe(value)}")
+        lines.append(f"{node.op} {target} {arguments!r} {value_signature(value)}")
 
 
 class _Reference:
@@ -249,7 +249,7 @@ class _Reference:
         return f"%{self._number}"
 
 
-def qualified(target: Callable[..., Any] | str) -> str:
+def qualified_name(target: Callable[..., Any] | str) -> str:
     """Returns a function's importable name, module included; for a method its name.
 
     Names that torch re-exports are kept short: "torch.nn.functional.linear".
@@ -264,33 +264,33 @@ def qualified(target: Callable[..., Any] | str) -> str:
     return f"{getattr(target, '__module__', None) or 'torch'}.{name}"
 
 
-def describe(value: Any) -> str:
+def value_signature(value: Any) -> str:
     """Returns a value's type; for tensors also dtype, shape, strides and device."""
     if isinstance(value, Tensor):
         strides = list(value.stride()) if value.layout == torch.strided else value.layout
         grad = ",grad" if value.requires_grad else ""
         return f"{value.dtype}{list(value.shape)}{strides}{value.device}{grad}"
     if isinstance(value, list | tuple):
-        return "(" + ",".join(map(describe, value)) + ")"
+        return "(" + ",".join(map(value_signature, value)) + ")"
     return type(value).__name__
 
 
-def environment(device_types: Sequence[str]) -> dict[str, Any]:
+def collect_environment(device_types: Sequence[str]) -> dict[str, Any]:
     """Returns versions, processor, cores, threads and devices, for decision keys."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "dynamo_backends": source_digest(),
-        "processor": processor_name(),
-        "processor_class": processor_class(),
-        "processor_family": processor_family(),
+        "processor": cpu_name(),
+        "processor_class": cpu_isa_level(),
+        "processor_family": cpu_family(),
         "cores": _cores(),
         "threads": torch.get_num_threads(),
         "devices": [_device(kind) for kind in sorted(set(device_types))],
     }
 
 
-def key_of(parts: Mapping[str, Any]) -> str:
+def hash_json(parts: Mapping[str, Any]) -> str:
     """Returns the SHA-256 of a JSON-serializable dict, as hexadecimal text."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -1,6 +1,6 @@
 """Runs what autotune chose for a captured function or a functional graph.
 
-`compile_function` is the way of a graph of Dynamo's from top to bottom. A functional graph is an
+`tune_captured_graph` is the way of a graph of Dynamo's from top to bottom. A functional graph is an
 `Executable` whose first call chooses, for its inputs are known then.
 """
 
@@ -14,25 +14,25 @@ from torch import Tensor
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.autotune.decisions import Decisions
-from dynamo_backends.autotune.graph_subjects import GraphSubject
+from dynamo_backends.autotune.decisions import DecisionStore
+from dynamo_backends.autotune.functional_subjects import FunctionalGraphSubject
 from dynamo_backends.autotune.options import EAGER, AutotuneOptions
-from dynamo_backends.autotune.subjects import FunctionSubject
 from dynamo_backends.autotune.tuner import GraphTuner
+from dynamo_backends.autotune.tuning_subjects import CapturedGraphSubject
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.publishing import publish, trace
+from dynamo_backends.interface.publishing import log_structured_trace, publish
 from dynamo_backends.interface.report import GraphReport, Region
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.prepared_executables import in_order
-from dynamo_backends.runtime.program import graph_name, profiled_as
+from dynamo_backends.runtime.prepared_executables import make_input_merger
+from dynamo_backends.runtime.program import graph_name, record_if_profiled
 from dynamo_backends.workers.progress import COUNTS
 from dynamo_backends.workers.race import Run
 
 
-def compile_function(subject: FunctionSubject) -> Callable[..., Any]:
+def tune_captured_graph(subject: CapturedGraphSubject) -> Callable[..., Any]:
     """Tunes a captured graph, or loads its decision; returns the winner's function.
 
     Args:
@@ -40,19 +40,19 @@ def compile_function(subject: FunctionSubject) -> Callable[..., Any]:
     """
     subject.check_calibration()
     tuner = GraphTuner(subject)
-    result = tuner.recall()
+    result = tuner.restore_winner()
     if result is None:
-        in_any_case = subject.start_warm()
-        result = tuner.tune(subject.workload, in_any_case)
+        in_any_case = subject.apply_warm_start()
+        result = tuner.tune(subject.make_workload, in_any_case)
     winner = result.winner
     subject.note_winner(winner, result.candidates)
-    reports = subject.reports_of(winner)
-    subject.describe_choice(reports, winner, result.candidates)
+    reports = subject.winner_reports(winner)
+    subject.report_choice(reports, winner, result.candidates)
     for report in reports:
         report.tuning_seconds = result.seconds
         report.log_fallbacks()
         publish(report)
-    trace(reports[0], "autotune")
+    log_structured_trace(reports[0], "autotune")
     eager: Callable[..., Any] = subject.captured.forward
     compiled = eager if winner == EAGER else subject.compiled[winner]
     losers = subject.compiled.keys() - {winner}
@@ -62,10 +62,12 @@ def compile_function(subject: FunctionSubject) -> Callable[..., Any]:
         return_free_memory()
     if winner == EAGER:
         return eager
-    return WinnerExecutable(winner, compiled, eager, sorted(subject.mutated()), reports, tuner.key)
+    return WinnerCallable(
+        winner, compiled, eager, sorted(subject.mutated_positions()), reports, tuner.key
+    )
 
 
-def winner_switch(
+def make_eager_fallback(
     eager: Callable[..., Any],
     reports: Sequence[GraphReport],
     region: Region,
@@ -82,12 +84,12 @@ def winner_switch(
             if report.tuning:
                 report.tuning = f"gave up ({failure})"
         if key is not None and os.getpid() == process:  # a vendor may fail in a forked child alone
-            Decisions().drop(key)
+            DecisionStore().drop(key)
 
     return EagerSwitch(eager, reports, region, failure=failure, on_switch=forget)
 
 
-class WinnerExecutable:
+class WinnerCallable:
     """Runs a captured graph with the winner; if that fails, in eager from then on.
 
     Args:
@@ -114,7 +116,7 @@ class WinnerExecutable:
         self._mutated = tuple(mutated)
         self._gave_up = tuple(r.events for r in reports)
         failure = f"{name}, which autotune had chosen, failed"
-        self._switch = winner_switch(eager, reports, "graph", failure, key)
+        self._switch = make_eager_fallback(eager, reports, "graph", failure, key)
 
     def __call__(self, *args: Any) -> Any:
         """Runs the graph by the candidate that was chosen.
@@ -124,17 +126,17 @@ class WinnerExecutable:
         """
         written = [_version(args[i]) for i in self._mutated]
         try:
-            with profiled_as(self._profiled_as):
+            with record_if_profiled(self._profiled_as):
                 results = self._compiled(*args)
         except Exception as error:
             if written != [_version(args[i]) for i in self._mutated]:
                 raise  # eager would start from inputs that are half changed
-            results = self._switch.instead(error, *args)
+            results = self._switch.run_eager_instead(error, *args)
             self._compiled, self._gave_up = self._switch.eager, ()
             return results
         for events in self._gave_up:
             if events:
-                self._switch.failed(events[-1].reason)
+                self._switch.switch_after_error(events[-1].reason)
                 self._compiled, self._gave_up = self._switch.eager, ()
                 break
         return results
@@ -150,19 +152,19 @@ class TunedGraph(Executable):
     """Runs a functional graph with the fastest candidate; the first call tunes it.
 
     Args:
-        graph: With static shapes, undecomposed (see `Autotune.keeps`).
+        graph: With static shapes, undecomposed (see `Autotune.preserved_operators`).
         options: Options of autotune.
     """
 
     def __init__(self, graph: Graph, options: AutotuneOptions):
-        self._subject = GraphSubject(graph, options)
-        self._merge = in_order(graph)
+        self._subject = FunctionalGraphSubject(graph, options)
+        self._merge = make_input_merger(graph)
         self._lock = fork_safe_rlock()
         self._switch: EagerSwitch | None = None
         self._winner: Run | None = None
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `Executable.report_to`."""
+    def set_report(self, report: GraphReport) -> None:
+        """See `Executable.set_report`."""
         self._subject.report = report
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
@@ -188,18 +190,18 @@ class TunedGraph(Executable):
             return list(run(list(values)))
         except Exception as error:
             assert self._switch is not None
-            results: list[Any] = self._switch.instead(error, values)
+            results: list[Any] = self._switch.run_eager_instead(error, values)
             self._winner = eager
             return results
 
     def _choose(self, values: list[Any]) -> Run:
         subject = self._subject
         tuner = GraphTuner(subject)
-        result = tuner.recall() or tuner.tune(lambda: subject.workload(values))
+        result = tuner.restore_winner() or tuner.tune(lambda: subject.make_workload(values))
         winner = result.winner
         run = subject.eager if winner == EAGER else subject.programs[winner]
-        subject.describe_choice(*result)
+        subject.report_choice(*result)
         failure = f"{winner}, which autotune had chosen, failed"
         reports = [] if subject.report is None else [subject.report]
-        self._switch = winner_switch(subject.eager, reports, "graph", failure, tuner.key)
+        self._switch = make_eager_fallback(subject.eager, reports, "graph", failure, tuner.key)
         return run

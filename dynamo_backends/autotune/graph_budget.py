@@ -59,11 +59,11 @@ class GraphBudget:
         return max(0.0, min(self.budget.left_s, self._ends_s - self.budget.spent_s))
 
     @property
-    def compile_s(self) -> float:
+    def compile_time_left_s(self) -> float:
         """Returns the seconds left for compiling; verifying and measuring are deducted."""
         return max(0.0, self.left_s - self._measuring_s)
 
-    def suffices(self, compile_s: float, name: str) -> bool:
+    def allows_candidate(self, compile_s: float, name: str) -> bool:
         """Returns whether a candidate's expected compile time fits into the budget.
 
         Args:
@@ -71,13 +71,13 @@ class GraphBudget:
             name: Its name.
         """
         is_free = self._has_one_free or name in self._in_any_case
-        return is_free or compile_s <= self.compile_s
+        return is_free or compile_s <= self.compile_time_left_s
 
-    def note_reference(self, seconds: float) -> None:
+    def note_reference_time(self, seconds: float) -> None:
         """Notes the seconds of the eager references, from which measuring is estimated."""
         self._measuring_s = _MEASURING * seconds
 
-    def note_finished(self, is_right: bool) -> None:
+    def note_compiled(self, is_right: bool) -> None:
         """Notes that a candidate was compiled; later ones must fit into the budget.
 
         Args:
@@ -88,7 +88,7 @@ class GraphBudget:
             self._in_any_case = frozenset()
         self.budget.finished()
 
-    def refusal(self, compile_s: float) -> str:
+    def why_refused(self, compile_s: float) -> str:
         """Returns, as text for the report, why the budget does not suffice for a candidate."""
         budget = f"budget of {self.budget.total_s:g} s"
         if self.budget.share_s:
@@ -101,7 +101,7 @@ class GraphBudget:
             f"{budget}{' after reserving time for the backward graph' * self._is_part}"
         )
 
-    def warn(self, cut: Sequence[str], what: str) -> None:
+    def warn_of_untried(self, cut: Sequence[str], what: str) -> None:
         """Logs once which candidates were not tried for lack of time.
 
         It is no more than information where the graph had its share.

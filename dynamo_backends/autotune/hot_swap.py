@@ -1,6 +1,6 @@
 """Has a graph tuned in another process, and lets the winner take over the calls.
 
-`compile_in_background` is called by Dynamo. All that follows is done by the thread of
+`tune_in_background` is called by Dynamo. All that follows is done by the thread of
 `pipeline.background`, which lets calls go first. A winner is compared with eager on copies there
 and not in a call, which would take the time of both.
 """
@@ -17,23 +17,23 @@ from torch import Tensor, nn
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune import serialization, tuning_thread
-from dynamo_backends.autotune.arguments import Arguments, copies
-from dynamo_backends.autotune.background import BackgroundTunedGraph
+from dynamo_backends.autotune.background_graph import BackgroundTunedGraph
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.graph_budget import GraphBudget
 from dynamo_backends.autotune.isolation import is_isolated
 from dynamo_backends.autotune.options import EAGER
-from dynamo_backends.autotune.session import Outcome, failure_of
-from dynamo_backends.autotune.sizes import bounds_of, has_symbols
-from dynamo_backends.autotune.subjects import FunctionSubject
-from dynamo_backends.autotune.tuner import GraphTuner, TuningResult, WrongWinner
-from dynamo_backends.autotune.tuning_thread import GaveUp, Task
-from dynamo_backends.autotune.verify import Trial, judge
-from dynamo_backends.graph.seeded_draws import DrawsError
+from dynamo_backends.autotune.session import SessionOutcome, why_failed
+from dynamo_backends.autotune.symbolic_sizes import exact_size_bounds, has_symbols
+from dynamo_backends.autotune.trial_inputs import TrialInputs, clone_inputs
+from dynamo_backends.autotune.tuner import GraphTuner, TuningResult, UnusableWinnerError
+from dynamo_backends.autotune.tuning_subjects import CapturedGraphSubject
+from dynamo_backends.autotune.tuning_thread import TuningFailedError, TuningJob
+from dynamo_backends.autotune.verification import VerificationCase, verify_on_cases
+from dynamo_backends.graph.seeded_draws import GlobalRngError
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.publishing import publish
-from dynamo_backends.interface.registry import get_backend, is_found_elsewhere
-from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.interface.registry import get_backend, is_loadable_by_name
+from dynamo_backends.interface.report import CandidateReport, to_json_types
 from dynamo_backends.pipeline import background
 from dynamo_backends.workers.progress import COUNTS
 from dynamo_backends.workers.race import Run
@@ -49,7 +49,7 @@ _SPENT = "the remaining budget of {:g} s is too short for any candidate; raise t
 _COMPARISONS = 3  # while weights change
 
 
-def compile_in_background(subject: FunctionSubject) -> Callable[..., Any]:
+def tune_in_background(subject: CapturedGraphSubject) -> Callable[..., Any]:
     """Starts tuning a captured graph in the background; returns what runs it meanwhile.
 
     Args:
@@ -63,15 +63,15 @@ def compile_in_background(subject: FunctionSubject) -> Callable[..., Any]:
         at_once = subject.options.first_call_s and owner.symbols is None
         if at_once and _serves_at_once(owner):
             return owner
-    except DrawsError as error:
-        owner.leave(str(error))
+    except GlobalRngError as error:
+        owner.stop_tuning(str(error))
         return owner
-    if not background.submit("begin", _begin, owner=owner):
-        owner.leave("too many graphs were captured at the same time")
+    if not background.submit_compilation("begin", _begin, owner=owner):
+        owner.stop_tuning("too many graphs were captured at the same time")
     return owner
 
 
-def _unsuitable(subject: FunctionSubject) -> str:
+def _unsuitable(subject: CapturedGraphSubject) -> str:
     """Returns why a graph is not tuned in the background; empty if it is."""
     of_one_size = not has_symbols(subject.captured)
     if subject.kind == "training" and of_one_size and not subject.options.cache:
@@ -103,13 +103,13 @@ def _unsuitable(subject: FunctionSubject) -> str:
 def _serves_at_once(owner: BackgroundTunedGraph) -> bool:
     """Compiles in the first call who promises most, if that takes no time; True: it is settled."""
     with owner.context() as subject:
-        tuner, options, model = GraphTuner(subject), subject.options, subject.key.model()
-        known = tuner.find()
+        tuner, options, model = GraphTuner(subject), subject.options, subject.key.make_cost_model()
+        known = tuner.find_decision()
         if known is None and subject.kind == "training":  # two graphs would be tuned in the call
             return False
         if known is None:
             names = [candidate.name for candidate in subject.competing]
-            name = next(iter(model.order(names, options.first_call_s)), EAGER)
+            name = next(iter(model.rank_candidates(names, options.first_call_s)), EAGER)
             result = TuningResult(name, (CandidateReport(name),))
         else:
             name, result = known.winner, known
@@ -117,21 +117,23 @@ def _serves_at_once(owner: BackgroundTunedGraph) -> bool:
         expected = compiled_s or model.predict(name).compile_s
         if name == EAGER or expected > options.first_call_s:
             return False
-        owner.look()
-        candidate = tuner.candidate(name)
+        owner.probe_side_effects()
+        candidate = tuner.candidate_named(name)
         try:
             COUNTS.add(compiled=1)
-            run = subject.build(candidate)
-            verdict = judge(subject.workload().trials(), run, candidate.reduced)
-            if verdict.wrong or failure_of(subject.reports[name]):
+            run = subject.compile_candidate(candidate)
+            verdict = verify_on_cases(
+                subject.make_workload().make_cases(), run, candidate.is_bfloat16
+            )
+            if verdict.wrong or why_failed(subject.reports[name]):
                 return False
         except Exception as error:
             log.debug("%s cannot run the first call: %s", name, brief_error(error))
             return False
         if known is None:
-            owner.serve(name, result, tuner)
+            owner.switch_to_candidate(name, result, tuner)
             return False
-    owner.settle(name, result, tuner)
+    owner.finish_with_winner(name, result, tuner)
     return True
 
 
@@ -142,50 +144,50 @@ def _begin(owner: BackgroundTunedGraph) -> None:
     """Lets the winner of an earlier decision take over, or has the graph tuned."""
     try:
         with owner.context() as subject:
-            owner.look()
+            owner.probe_side_effects()
             tuner = GraphTuner(subject)
-            result = tuner.find()
+            result = tuner.find_decision()
         if result is not None:
             problem = _take_over(owner, tuner, result)
             if not problem:
                 return
             log.warning("autotune tunes this graph again: %s %s", result.winner, problem)
-        tuning_thread.add(_task(owner, tuner))
+        tuning_thread.enqueue_job(_task(owner, tuner))
     except Exception as error:
         log.debug("tuning in the background failed", exc_info=True)
-        owner.leave(str(error) if isinstance(error, DrawsError) else brief_error(error))
+        owner.stop_tuning(str(error) if isinstance(error, GlobalRngError) else brief_error(error))
 
 
-def _task(owner: BackgroundTunedGraph, tuner: GraphTuner) -> Task:
+def _task(owner: BackgroundTunedGraph, tuner: GraphTuner) -> TuningJob:
     """Returns a graph as it is tuned by another process; it does not keep its owner alive."""
     subject = tuner.subject
-    assert isinstance(subject, FunctionSubject)
+    assert isinstance(subject, CapturedGraphSubject)
 
     def prepare(owner: BackgroundTunedGraph, folder: Path) -> dict[str, Any]:
         with owner.context():
-            in_any_case = list(subject.start_warm())
+            in_any_case = list(subject.apply_warm_start())
         share = GraphBudget(tuner.budget, in_any_case=in_any_case)
-        if untried := tuner.untried(share, tuner.model()):
+        if untried := tuner.rows_if_none_affordable(share, tuner.make_cost_model()):
             owner.report.candidates = untried
-            raise GaveUp(_SPENT.format(tuner.budget.total_s))
+            raise TuningFailedError(_SPENT.format(tuner.budget.total_s))
         first = {"first": list(subject.first), "in_any_case": in_any_case}
         return {**_request(owner, folder), **first}
 
     def leads(owner: BackgroundTunedGraph, name: str) -> None:
         job = lambda owner: _serve_meanwhile(owner, tuner, name)  # noqa: E731
-        background.submit(("leads", name), job, owner=owner)
+        background.submit_compilation(("leads", name), job, owner=owner)
 
-    def decided(owner: BackgroundTunedGraph, outcome: Outcome) -> None:
-        result = tuner.accept(outcome, subject.mutated())
-        if not outcome.is_tried:
-            owner.leave(_SPENT.format(tuner.budget.total_s), result.candidates)
+    def decided(owner: BackgroundTunedGraph, outcome: SessionOutcome) -> None:
+        result = tuner.store_outcome(outcome, subject.mutated_positions())
+        if not outcome.tried_any:
+            owner.stop_tuning(_SPENT.format(tuner.budget.total_s), result.candidates)
             return
         sizes = str(owner.symbols.traffic) if owner.symbols is not None else ""
         if problem := _take_over(owner, tuner, result, sizes):
-            owner.leave(f"{result.winner} was verified while tuning, but {problem}")
+            owner.stop_tuning(f"{result.winner} was verified while tuning, but {problem}")
 
     options = subject.options
-    return Task(
+    return TuningJob(
         owner=weakref.ref(owner),
         followed=owner.followed,
         budget=tuner.budget,
@@ -193,7 +195,7 @@ def _task(owner: BackgroundTunedGraph, tuner: GraphTuner) -> Task:
         leads=leads,
         is_ready=lambda owner: owner.symbols is None or owner.symbols.traffic.suffices,
         decided=decided,
-        left=BackgroundTunedGraph.leave,
+        left=BackgroundTunedGraph.stop_tuning,
         isolated=[c.name for c in subject.competing if is_isolated(c, options)],
         timeout_s=options.trial_timeout_s,
     )
@@ -202,17 +204,19 @@ def _task(owner: BackgroundTunedGraph, tuner: GraphTuner) -> Task:
 def _request(owner: BackgroundTunedGraph, folder: Path) -> dict[str, Any]:
     """Writes a graph and its inputs for the other process; returns the request."""
     with owner.context() as subject:
-        static, symbols = subject.static, owner.symbols
+        static, symbols = subject.static_positions, owner.symbols
         serialization.write(folder, subject.captured, subject.values)
         counts: list[int] = []
         if symbols is not None:
-            symbols.traffic.close()
-            sets, counts = zip(*symbols.traffic.seen(), strict=True)
-            serialization.write_others(folder, sets[1:], static)
+            symbols.traffic.stop_recording()
+            sets, counts = zip(*symbols.traffic.inputs_by_size(), strict=True)
+            serialization.write_other_inputs(folder, sets[1:], static)
         options = dataclasses.replace(subject.options, mode="wait", isolate="off")
         return {
             "known": [
-                plain(CandidateReport(c.name, _LOCAL)) for c in subject.competing if _is_local(c)
+                to_json_types(CandidateReport(c.name, _LOCAL))
+                for c in subject.competing
+                if _is_local(c)
             ],
             "candidates": [
                 dataclasses.asdict(dataclasses.replace(c, made=None)) for c in subject.competing
@@ -223,7 +227,7 @@ def _request(owner: BackgroundTunedGraph, folder: Path) -> dict[str, Any]:
             "symbols": dataclasses.asdict(symbols.description) if symbols is not None else {},
             "counts": counts,
             "number": subject.number,
-            "settings": serialization.settings_here(owner.autocast),
+            "settings": serialization.collect_settings(owner.autocast),
         }
 
 
@@ -231,7 +235,7 @@ def _is_local(candidate: Candidate) -> bool:
     """Returns whether no other process has the candidate."""
     if candidate.made is not None:  # "split", in which backends compete there
         return False
-    return candidate.owner == "ours" and not is_found_elsewhere(get_backend(candidate.backend))
+    return candidate.owner == "ours" and not is_loadable_by_name(get_backend(candidate.backend))
 
 
 def _serve_meanwhile(owner: BackgroundTunedGraph, tuner: GraphTuner, name: str) -> None:
@@ -240,13 +244,17 @@ def _serve_meanwhile(owner: BackgroundTunedGraph, tuner: GraphTuner, name: str) 
         return
     try:
         COUNTS.add(compiled=1)
-        _load(owner, tuner.candidate(name))
+        _load(owner, tuner.candidate_named(name))
     except Exception as error:
-        text = str(error) if isinstance(error, WrongWinner) else f"failed: {brief_error(error)}"
+        text = (
+            str(error)
+            if isinstance(error, UnusableWinnerError)
+            else f"failed: {brief_error(error)}"
+        )
         log.info("autotune: %s does not run calls while tuning continues: it %s", name, text)
         return
-    owner.serve(name, TuningResult(name, (CandidateReport(name),)), tuner)
-    owner.followed.change(meanwhile=name)
+    owner.switch_to_candidate(name, TuningResult(name, (CandidateReport(name),)), tuner)
+    owner.followed.update_status(meanwhile=name)
 
 
 def _take_over(
@@ -264,14 +272,14 @@ def _take_over(
         What is wrong with the winner, in words: the decision on disk is dropped; "": it serves.
     """
     winner = result.winner
-    owner.followed.change(state="loading", winner=winner, candidate="")
+    owner.followed.update_status(state="loading", winner=winner, candidate="")
     if winner != owner.served_by:
-        problem = tuner.rebuild(winner, lambda candidate: _load(owner, candidate))
+        problem = tuner.recompile_winner(winner, lambda candidate: _load(owner, candidate))
         if problem:
             return problem
     if owner.subject is not None:
         owner.subject.note_winner(winner, result.candidates)
-    owner.settle(winner, result, tuner, sizes)
+    owner.finish_with_winner(winner, result, tuner, sizes)
     return ""
 
 
@@ -287,12 +295,12 @@ def _load(owner: BackgroundTunedGraph, candidate: Candidate) -> None:
         run = _build(owner, subject, candidate)
         for values in _inputs(owner):
             if mismatch := _mismatch(owner, subject, candidate, run, values):
-                raise WrongWinner(f"computes wrong results in this process: {mismatch}")
-        if failure := failure_of(subject.reports[candidate.name]):
-            raise WrongWinner(failure)
+                raise UnusableWinnerError(f"computes wrong results in this process: {mismatch}")
+        if failure := why_failed(subject.reports[candidate.name]):
+            raise UnusableWinnerError(failure)
 
 
-def _build(owner: BackgroundTunedGraph, subject: FunctionSubject, candidate: Candidate) -> Run:
+def _build(owner: BackgroundTunedGraph, subject: CapturedGraphSubject, candidate: Candidate) -> Run:
     """Returns the candidate, compiled; for all sizes that calls have had.
 
     Raises:
@@ -301,23 +309,25 @@ def _build(owner: BackgroundTunedGraph, subject: FunctionSubject, candidate: Can
     symbols = owner.symbols
     # AOT Autograd and Inductor have settings for all threads.
     if symbols is None:
-        with private.without_captures(), private.as_if_captured():
-            run = owner.without_drawing(subject.build(candidate))
+        with private.blocking_other_captures(), private.entering_tracing_context():
+            run = owner.wrap_with_private_rng(subject.compile_candidate(candidate))
             if subject.kind == "training":  # the backward graph is compiled when it is needed
-                run(_arguments(subject, subject.values).fresh())
+                run(_arguments(subject, subject.values).make_call_inputs())
             return run
-    symbols.traffic.close()
+    symbols.traffic.stop_recording()
     # What new sizes need is compiled in the background as well.
     options = dataclasses.replace(subject.options, while_compiling="eager")
-    subject.bounds = bounds_of(subject.captured, [x for x, _ in symbols.traffic.seen()])
+    subject.bounds = exact_size_bounds(
+        subject.captured, [x for x, _ in symbols.traffic.inputs_by_size()]
+    )
     context = symbols.context(subject.example_inputs)
-    with private.without_captures(), private.as_if_captured(context):
-        run = owner.without_drawing(subject.build(candidate, options))
+    with private.blocking_other_captures(), private.entering_tracing_context(context):
+        run = owner.wrap_with_private_rng(subject.compile_candidate(candidate, options))
         for values in _inputs(owner):
-            run(_arguments(subject, values).fresh())
-    if unknown := symbols.assumed.unknown:
+            run(_arguments(subject, values).make_call_inputs())
+    if unknown := symbols.assumptions_since_capture.unresolved_symbols:
         names = ", ".join(sorted(map(str, unknown)))
-        raise WrongWinner(f"depends on {names}, which cannot be checked against the inputs")
+        raise UnusableWinnerError(f"depends on {names}, which cannot be checked against the inputs")
     return run
 
 
@@ -326,22 +336,24 @@ def _inputs(owner: BackgroundTunedGraph) -> list[list[Any]]:
     assert owner.subject is not None
     if owner.symbols is None:
         return [owner.subject.values]
-    seen, assumed = owner.symbols.traffic.seen(), owner.symbols.assumed
-    return [values for values, _ in seen if assumed.unknown or assumed.holds(values)]
+    seen, assumed = owner.symbols.traffic.inputs_by_size(), owner.symbols.assumptions_since_capture
+    return [
+        values for values, _ in seen if assumed.unresolved_symbols or assumed.allows_sizes(values)
+    ]
 
 
-def _arguments(subject: FunctionSubject, values: Sequence[Any]) -> Arguments:
-    mutated = subject.mutated()
+def _arguments(subject: CapturedGraphSubject, values: Sequence[Any]) -> TrialInputs:
+    mutated = subject.mutated_positions()
     if subject.kind == "training":  # which writes to weights, and prepares none
-        return Arguments(copies(values), (), mutated, watched=False)
-    static = subject.static
-    kept = copies(values, static - mutated)  # calls write to the others
-    return Arguments(kept, static, mutated, watched=False)
+        return TrialInputs(clone_inputs(values), (), mutated, watched=False)
+    static = subject.static_positions
+    kept = clone_inputs(values, static - mutated)  # calls write to the others
+    return TrialInputs(kept, static, mutated, watched=False)
 
 
 def _mismatch(
     owner: BackgroundTunedGraph,
-    subject: FunctionSubject,
+    subject: CapturedGraphSubject,
     candidate: Candidate,
     run: Run,
     values: Sequence[Any],
@@ -350,18 +362,20 @@ def _mismatch(
     for _ in range(_COMPARISONS):
         before = _versions(subject)
         arguments = _arguments(subject, values)
-        work = subject.workload(arguments)
-        original = owner.without_drawing(work.original)
-        precise = work.precise and owner.without_drawing(work.precise)
-        trial = Trial(arguments, original, precise, work.promised, work.outputs, draws=False)
+        work = subject.make_workload(arguments)
+        original = owner.wrap_with_private_rng(work.original)
+        precise = work.precise and owner.wrap_with_private_rng(work.precise)
+        trial = VerificationCase(
+            arguments, original, precise, work.promised, work.outputs, draws=False
+        )
         COUNTS.add(verified=1)
-        verdict = trial.judge(run, candidate.reduced)
+        verdict = trial.verify_candidate(run, candidate.is_bfloat16)
         if not verdict.wrong or before == _versions(subject):
             break
     return verdict.wrong
 
 
-def _versions(subject: FunctionSubject) -> list[int]:
-    written = subject.mutated()
+def _versions(subject: CapturedGraphSubject) -> list[int]:
+    written = subject.mutated_positions()
     tensors = (x for i, x in enumerate(subject.values) if i not in written)
     return [x._version for x in tensors if isinstance(x, Tensor) and not x.is_inference()]

@@ -8,9 +8,9 @@ from pathlib import Path
 from torch import fx
 
 from dynamo_backends.autotune import serialization
-from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.options import SPLIT, AutotuneOptions
+from dynamo_backends.autotune.trial_inputs import TrialInputs
 from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 COMMAND = ("-m", "dynamo_backends.autotune.worker")
@@ -27,7 +27,7 @@ def is_isolated(candidate: Candidate, options: AutotuneOptions) -> bool:
 def run_isolated(
     candidate: Candidate,
     captured: fx.GraphModule,
-    arguments: Arguments,
+    arguments: TrialInputs,
     options: AutotuneOptions,
     training: bool,
 ) -> str:
@@ -39,12 +39,12 @@ def run_isolated(
     with tempfile.TemporaryDirectory(prefix="dynamo-backends-") as folder:
         try:
             serialization.write(Path(folder), captured, arguments.values)
-        except serialization.NotWritable as error:
+        except serialization.GraphNotSerializableError as error:
             return f"not tried: its trial needs a separate process, and {error}"
         request = {
             "folder": folder,
             "candidate": dataclasses.asdict(candidate),
-            "options": dataclasses.asdict(options.exact()),
+            "options": dataclasses.asdict(options.without_int8()),
             "uncopied": [] if training else sorted(arguments.uncopied),
             "mutated": sorted(arguments.mutated),
             "training": training,

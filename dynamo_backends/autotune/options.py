@@ -9,13 +9,13 @@ from dynamo_backends.interface.errors import OptionError, did_you_mean
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.registry import get_backend, list_backends, third_party_backends
 
-ITSELF = "autotune"
+AUTOTUNE = "autotune"
 EAGER = "eager"
 SPLIT = "split"
-FUNCTION = "eager, as written"
+USER_FUNCTION = "eager, as written"
 """Who takes a whole step when that is the user's function, not its captured graph."""
 
-NOT_COMPILED = (EAGER, FUNCTION)
+NOT_COMPILED = (EAGER, USER_FUNCTION)
 
 _NAMED_ALONE = frozenset(
     {
@@ -38,14 +38,14 @@ was fastest on one of these, once all candidates had been tried."""
 _OF_VENDORS: Mapping[str, str] = {"openvino": "ov"}
 
 # torch's own, and the device type that they are for; None: any.
-TORCHS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
+TORCH_BACKENDS: Mapping[str, str | None] = {"inductor": None, "cudagraphs": "cuda"}
 
 
-def by_default(device_types: Sequence[str]) -> list[str]:
+def default_candidates(device_types: Sequence[str]) -> list[str]:
     """Returns the names of the candidates that compete if the user names none."""
-    torchs = [n for n, kind in TORCHS.items() if kind is None or kind in device_types]
+    torchs = [n for n, kind in TORCH_BACKENDS.items() if kind is None or kind in device_types]
     names = [EAGER, *torchs, *list_backends(), *third_party_backends()]
-    left_out = {ITSELF, *_OF_VENDORS, *_NAMED_ALONE}
+    left_out = {AUTOTUNE, *_OF_VENDORS, *_NAMED_ALONE}
     return [n for n in names if n not in left_out and not _is_variant(n)]
 
 
@@ -62,15 +62,15 @@ def check_names(names: Sequence[str], backend: str) -> None:
     """
     if not names:
         return
-    from dynamo_backends._torch_private.control import torch_backends
+    from dynamo_backends._torch_private.dynamo_control import torch_backends
 
     others = {*torch_backends(debugging=True), *third_party_backends()}
-    known = sorted({EAGER, *list_backends(), *others} - {ITSELF})
+    known = sorted({EAGER, *list_backends(), *others} - {AUTOTUNE})
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known)
-            usual = sorted({EAGER, *TORCHS, *list_backends(), *third_party_backends()})
-            usual.remove(ITSELF)
+            usual = sorted({EAGER, *TORCH_BACKENDS, *list_backends(), *third_party_backends()})
+            usual.remove(AUTOTUNE)
             raise OptionError(
                 f"option 'candidates' of {backend} names {name!r}, which is not a known "
                 f"backend.{hint} Valid names: {', '.join(usual)}."
@@ -87,7 +87,7 @@ class AutotuneOptions(Int8Options):
     Attributes:
         candidates: Names of the backends to choose from: this package's, torch's, or those of
             other packages. Empty: those that are usable here, without those that were never the
-            fastest (`by_default`). Eager always takes part.
+            fastest (`default_candidates`). Eager always takes part.
         objective: "latency": the shortest time of a single call after a pause; "throughput": the
             shortest time per call when calls follow each other; "memory": the smallest growth of
             the process's memory (a slower candidate may win).
@@ -135,7 +135,7 @@ class AutotuneOptions(Int8Options):
     def validate(self, backend: str) -> None:
         """See `Options.validate`."""
         super().validate(backend)
-        super().refuse_beside(backend)
+        super().refuse_background_compile(backend)
         for name in ("budget_s", "trial_timeout_s"):
             if not getattr(self, name) > 0:
                 raise OptionError(
@@ -154,19 +154,19 @@ class AutotuneOptions(Int8Options):
                 "the calibration batches; set mode='wait', and isolate='third-party' or 'off'."
             )
 
-    def refuse_beside(self, who: str) -> None:
-        """See `Options.refuse_beside`; also refuses `mode="background"`."""
-        super().refuse_beside(who)
+    def refuse_background_compile(self, who: str) -> None:
+        """See `Options.refuse_background_compile`; also refuses `mode="background"`."""
+        super().refuse_background_compile(who)
         if self.mode != "wait":
             raise OptionError(f"{who} tunes synchronously; mode must be 'wait', not {self.mode!r}.")
 
-    def exact(self) -> "AutotuneOptions":
+    def without_int8(self) -> "AutotuneOptions":
         """Returns a copy with precision float32 in place of int8; else the options."""
         if not self.is_int8:
             return self
         return replace(self, precision="float32", calibration=None, tolerance=None)
 
-    def common(self) -> dict[str, Any]:
+    def common_settings(self) -> dict[str, Any]:
         """Returns the fields of `Options` as a dict of settings for a candidate."""
         shared = {f.name: getattr(self, f.name) for f in fields(Options)}
         return {**shared, "verify": "off", "slow": "off"}

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends._torch_private import packing
-from dynamo_backends.graph.precision import product_precision
+from dynamo_backends._torch_private import graph_serialization as packing
+from dynamo_backends.graph.precision import float32_matmul_precision
 from dynamo_backends.workers.worker_process import child_environment
 
 
-class NotWritable(Exception):
+class GraphNotSerializableError(Exception):
     """Raised for a graph that another process could not read; the message says why."""
 
 
@@ -42,7 +42,7 @@ def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
     try:
         graph = packing.graph_to_text(captured.graph, _FUNCTIONS)
     except packing.UnserializableError as error:
-        raise NotWritable(f"the graph contains {error}") from error
+        raise GraphNotSerializableError(f"the graph contains {error}") from error
     tensors = {str(i): v.detach() for i, v in enumerate(values) if isinstance(v, Tensor)}
     others = {str(i): v for i, v in enumerate(values) if not isinstance(v, Tensor)}
     grads = [i for i, v in enumerate(values) if isinstance(v, Tensor) and v.requires_grad]
@@ -51,13 +51,15 @@ def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
     torch.save({"inputs": tensors, "attributes": attributes}, folder / _TENSORS)
 
 
-def write_others(folder: Path, sets: Sequence[Sequence[Any]], static: Collection[int]) -> None:
+def write_other_inputs(
+    folder: Path, sets: Sequence[Sequence[Any]], static: Collection[int]
+) -> None:
     """Writes input values of other sizes to the graph's folder, without weights."""
     kept = [{i: v for i, v in enumerate(values) if i not in static} for values in sets]
     torch.save(kept, folder / _OTHERS)
 
 
-def read_others(folder: Path, values: Sequence[Any]) -> list[list[Any]]:
+def read_other_inputs(folder: Path, values: Sequence[Any]) -> list[list[Any]]:
     """Reads the input values of other sizes from the graph's folder.
 
     Args:
@@ -89,7 +91,7 @@ def read(folder: Path) -> tuple[fx.GraphModule, list[Any]]:
 def _attribute(captured: fx.GraphModule, name: str) -> Tensor:
     value = getattr(captured, name, None)
     if not isinstance(value, Tensor):
-        raise NotWritable(
+        raise GraphNotSerializableError(
             f"the graph contains a subgraph or another attribute that is not a tensor, {name}"
         )
     return value.detach()
@@ -102,7 +104,9 @@ def _function_name(function: Callable[..., Any]) -> str:
     except Exception:
         found, name = None, repr(function)
     if found is not function:
-        raise NotWritable(f"the graph calls {name}, which cannot be imported by that name")
+        raise GraphNotSerializableError(
+            f"the graph calls {name}, which cannot be imported by that name"
+        )
     return name
 
 
@@ -114,16 +118,16 @@ def _function(name: str) -> Any:
             return operator.attrgetter(".".join(parts[length:]))(module)
         except (ImportError, AttributeError):
             continue
-    raise NotWritable(f"there is no importable function {name}")
+    raise GraphNotSerializableError(f"there is no importable function {name}")
 
 
-_FUNCTIONS = packing.Functions(_function_name, _function, True, private.concrete)
+_FUNCTIONS = packing.FunctionTable(_function_name, _function, True, private.concretize_number)
 
 
 # The graph, as Dynamo captures it again.
 
 
-def rebuilt(
+def rebuild_with_parameters(
     graph: fx.GraphModule,
     values: Sequence[Any],
     places: Collection[int],
@@ -166,16 +170,16 @@ def rebuilt(
 # Settings.
 
 
-def settings_here(autocast: str) -> dict[str, Any]:
+def collect_settings(autocast: str) -> dict[str, Any]:
     """Returns torch's settings and the environment, for another process to apply.
 
     Args:
-        autocast: See `autocast_here`, in the thread where the graph was captured.
+        autocast: See `cpu_autocast_dtype`, in the thread where the graph was captured.
     """
     return {
         "environment": child_environment(),
         "threads": torch.get_num_threads(),
-        "precision": product_precision(),
+        "precision": float32_matmul_precision(),
         "autocast": autocast,
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -195,14 +199,14 @@ def apply_settings(settings: dict[str, Any]) -> None:
     torch.use_deterministic_algorithms(settings["deterministic"], warn_only=settings["warns"])
 
 
-def autocast_here() -> str:
+def cpu_autocast_dtype() -> str:
     """Returns the dtype of CPU autocast in this thread, as "bfloat16"; "" if it is off."""
     if not torch.is_autocast_enabled("cpu"):
         return ""
     return str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
 
 
-def autocast_as(dtype: str) -> contextlib.AbstractContextManager[Any]:
+def cpu_autocast(dtype: str) -> contextlib.AbstractContextManager[Any]:
     """Returns a context manager that sets CPU autocast to a dtype, without its cache.
 
     Nothing is kept for later calls: that memory belongs to all threads, and what was cast without

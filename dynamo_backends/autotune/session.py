@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dynamo_backends.autotune.arguments import Arguments, Counters
+from dynamo_backends.autotune.cost_model import CandidatePruner, CostModel
 from dynamo_backends.autotune.graph_budget import GraphBudget, graph_limit_s
 from dynamo_backends.autotune.options import EAGER, AutotuneOptions
-from dynamo_backends.autotune.prior import CandidatePruner, CostModel
-from dynamo_backends.autotune.sizes import schedule
-from dynamo_backends.autotune.verify import Trial, Verdict, judge
+from dynamo_backends.autotune.symbolic_sizes import interleave_by_count
+from dynamo_backends.autotune.trial_inputs import MutatedIntegerResetter, TrialInputs
+from dynamo_backends.autotune.verification import Verdict, VerificationCase, verify_on_cases
 from dynamo_backends.int8.tolerance import Tolerance
 from dynamo_backends.interface.errors import VerificationError, brief_error
 from dynamo_backends.interface.report import CandidateReport, GraphReport
@@ -33,7 +33,7 @@ _EARLY_S = 1.0  # for which candidates are compared after an interruption, about
 log = logging.getLogger("dynamo_backends")
 
 
-class Unsuitable(Exception):
+class UnsuitableCandidateError(Exception):
     """Raised when a candidate cannot compete; the message says why."""
 
 
@@ -65,7 +65,7 @@ class PreparedCandidate:
     measured: Callable[[], Mapping[str, float]] = dict
 
 
-def failure_of(reports: Sequence[GraphReport]) -> str:
+def why_failed(reports: Sequence[GraphReport]) -> str:
     """Returns why a candidate runs no part of the graph; "" if it runs some.
 
     Args:
@@ -98,7 +98,7 @@ class Workload:
         precise: Eager in float64, or None.
         arguments: Inputs.
         promised: Strides of the outputs that Dynamo promises.
-        outputs: See `Trial`.
+        outputs: See `VerificationCase`.
         title: For the progress line.
         perturb: Whether results for other inputs than the real ones are compared as well.
         others: Inputs of other sizes, for which the candidates compete as well.
@@ -107,41 +107,44 @@ class Workload:
 
     original: Run
     precise: Run | None
-    arguments: Arguments
+    arguments: TrialInputs
     promised: Sequence[Sequence[int] | None] = ()
     outputs: int | None = None
     title: str = "autotune"
     perturb: bool = True
-    others: Sequence[Arguments] = ()
+    others: Sequence[TrialInputs] = ()
     counts: Sequence[int] = ()
 
-    def trials(self, clock: Callable[[], float] = time.perf_counter) -> list[Trial]:
+    def make_cases(self, clock: Callable[[], float] = time.perf_counter) -> list[VerificationCase]:
         """Makes the cases to verify on: real inputs, perturbed ones, and other sizes.
 
         Args:
             clock: Tells the seconds of first calls.
         """
         given = self.original, self.precise, self.promised, self.outputs
-        found = [Trial(self.arguments, *given, clock=clock)]
+        found = [VerificationCase(self.arguments, *given, clock=clock)]
         if self.perturb:
             other = self.arguments.perturbed()
             try:
-                found.append(Trial(other, *given, clock=clock, where=" (on perturbed inputs)"))
+                found.append(
+                    VerificationCase(other, *given, clock=clock, where=" (on perturbed inputs)")
+                )
             except Exception:
                 log.debug("eager raised an error on perturbed inputs", exc_info=True)
         found += [
-            Trial(other, *given, clock=clock, where=" (at other sizes)") for other in self.others
+            VerificationCase(other, *given, clock=clock, where=" (at other sizes)")
+            for other in self.others
         ]
         return found
 
-    def traffic(self) -> list[list[Any]]:
+    def make_call_sequence(self) -> list[list[Any]]:
         """Makes inputs of a sequence of calls with the sizes' observed frequencies."""
-        fresh = [given.fresh() for given in (self.arguments, *self.others)]
-        return [fresh[i] for i in schedule(self.counts)]
+        fresh = [given.make_call_inputs() for given in (self.arguments, *self.others)]
+        return [fresh[i] for i in interleave_by_count(self.counts)]
 
 
 @dataclass
-class Outcome:
+class SessionOutcome:
     """The winner of a tuning session, and a row for each candidate.
 
     Attributes:
@@ -159,7 +162,7 @@ class Outcome:
     disturbed: bool = False
 
     @property
-    def is_tried(self) -> bool:
+    def tried_any(self) -> bool:
         """Returns whether the budget sufficed to compile at least one candidate."""
         compiled = (row.compile_s is not None for row in self.rows if row.name != EAGER)
         return not self.short_of_s or any(compiled)
@@ -209,7 +212,7 @@ class TuningSession:
         self._pruner = CandidatePruner(model, options)
         self._has_leader = False
 
-    def decide(self) -> Outcome:
+    def choose_winner(self) -> SessionOutcome:
         """Tries the candidates in the predicted order; returns the outcome of their race.
 
         Raises:
@@ -219,17 +222,19 @@ class TuningSession:
         rng = snapshot_rng()
         try:
             start = self._budget.clock()
-            trials = self._workload.trials(self._budget.clock)
+            trials = self._workload.make_cases(self._budget.clock)
             self._reference_s = self._budget.clock() - start
-            self._share.note_reference(self._reference_s)
-            of_eager = max(trial.error for trial in trials)
+            self._share.note_reference_time(self._reference_s)
+            of_eager = max(trial.eager_error for trial in trials)
             self._rows[EAGER] = replace(self._rows[EAGER], error=of_eager)
             self._seen[EAGER] = self._glance(self._runs[EAGER], _EAGER_S)
             with self._budget.sharing(self._limit_s()):
                 try:
                     return self._decide(trials)
                 finally:
-                    self._share.warn(self._cut, self._workload.title.removeprefix("autotune: "))
+                    self._share.warn_of_untried(
+                        self._cut, self._workload.title.removeprefix("autotune: ")
+                    )
         finally:
             restore_rng(rng)
 
@@ -240,8 +245,8 @@ class TuningSession:
         is_differentiated = self._workload.outputs is not None
         return graph_limit_s(self._seen[EAGER], self._budget.total_s, is_differentiated)
 
-    def _decide(self, trials: Sequence[Trial]) -> Outcome:
-        order = self._model.order(list(self._prepared), self._share.compile_s)
+    def _decide(self, trials: Sequence[VerificationCase]) -> SessionOutcome:
+        order = self._model.rank_candidates(list(self._prepared), self._share.compile_time_left_s)
         order.sort(key=self._place)
         self._try(order, trials)
         if self._cut and len(self._cut) == len(self._prepared):
@@ -249,13 +254,13 @@ class TuningSession:
         measured = self._measure()
         best = max(t.speedup.value for n, t in measured.timings.items() if n in self._runs)
         right = len(self._runs)
-        if again := self._pruner.measured(best):
+        if again := self._pruner.note_best_speedup(best):
             self._try(again, trials)
         if len(self._runs) > right:
             measured = self._measure()
         return self._choose(measured)
 
-    def decide_early(self) -> Outcome | None:
+    def choose_early_winner(self) -> SessionOutcome | None:
         """Chooses among the candidates verified so far, after an interruption.
 
         Returns:
@@ -273,13 +278,13 @@ class TuningSession:
         place = self._prepared[name].early
         return len(self._prepared) if place is None else place
 
-    def _untried(self) -> Outcome:
+    def _untried(self) -> SessionOutcome:
         """Returns eager as the outcome where the budget suffices for no candidate."""
         self._rows[EAGER] = replace(self._rows[EAGER], reason="")
         seconds = {"reference": self._reference_s}
-        return Outcome(EAGER, tuple(self._rows.values()), self._budget.total_s, seconds)
+        return SessionOutcome(EAGER, tuple(self._rows.values()), self._budget.total_s, seconds)
 
-    def _try(self, names: Sequence[str], trials: Sequence[Trial]) -> None:
+    def _try(self, names: Sequence[str], trials: Sequence[VerificationCase]) -> None:
         """Compiles and verifies those for whom there is time, and who are worth it."""
         for number, name in enumerate(names, 1):
             self._progress.begins(name, number, len(names))
@@ -289,7 +294,7 @@ class TuningSession:
             else:
                 self._admit(self._prepared[name], trials)
             if self._rows[name].compile_s is not None:
-                self._share.note_finished(name in self._runs)
+                self._share.note_compiled(name in self._runs)
             self._progress.ended(self._rows[name])
             self._tell_leader(name)
         self._progress.begins("", len(names), len(names))
@@ -317,7 +322,7 @@ class TuningSession:
         title = self._workload.title.partition(" with ")[0]  # in a line that 80 columns hold
         self._progress(f"{title}: {what}", self._share.left_s)
 
-    def _admit(self, prepared: PreparedCandidate, trials: Sequence[Trial]) -> None:
+    def _admit(self, prepared: PreparedCandidate, trials: Sequence[VerificationCase]) -> None:
         """Compiles and verifies one; it takes part in the race if nothing is wrong."""
         refusal = self._refusal(prepared.name)
         if refusal:
@@ -330,7 +335,7 @@ class TuningSession:
         verdict = Verdict("")
         try:
             if prepared.run_isolated is not None and (problem := prepared.run_isolated()):
-                raise Unsuitable(problem)
+                raise UnsuitableCandidateError(problem)
             start = self._budget.clock()
             COUNTS.add(compiled=1)
             run = prepared.build()
@@ -338,7 +343,7 @@ class TuningSession:
             self._say(f"verifying {prepared.name} ({self._place_in_row})")
             COUNTS.add(verified=1)
             start = self._budget.clock()
-            verdict = judge(trials, run, prepared.reduced, prepared.tolerance)
+            verdict = verify_on_cases(trials, run, prepared.reduced, prepared.tolerance)
             verified = max(0.0, self._budget.clock() - start - verdict.first_s)
             compiled += verdict.first_s
             problem = prepared.failed()
@@ -346,7 +351,7 @@ class TuningSession:
             if not reason:
                 self._memory[prepared.name] = memory.resident() - before
                 self._seen[prepared.name] = self._glance(run)
-        except Unsuitable as error:
+        except UnsuitableCandidateError as error:
             reason = str(error)
         except VerificationError as error:  # of one that proves itself
             reason = f"wrong: {error}"
@@ -369,27 +374,27 @@ class TuningSession:
         """Returns why a candidate is not tried: it is pruned, or the budget does not suffice."""
         expected = self._model.predict(name).compile_s
         right = [n for n in self._runs if n != EAGER]
-        if refusal := self._pruner.refusal(name, right):
+        if refusal := self._pruner.why_refused(name, right):
             return refusal
-        if self._share.suffices(expected, name):
+        if self._share.allows_candidate(expected, name):
             return ""
         self._cut.append(name)
-        return self._share.refusal(expected)
+        return self._share.why_refused(expected)
 
     def _race(self, runs: Mapping[str, Run], budget_s: float) -> Race:
         """Returns one between some of those that take part."""
         workload = self._workload
-        sets, least, inputs = _SETS, 1, workload.arguments.fresh
+        sets, least, inputs = _SETS, 1, workload.arguments.make_call_inputs
         if workload.others:
-            calls = workload.traffic()
+            calls = workload.make_call_sequence()
             sets, least, inputs = len(calls), len(calls), iter(calls).__next__
         elif workload.arguments.copied_bytes >= _LARGE:
             sets = 1
         pauses = self._options.objective == "latency"
-        counters = Counters(workload.arguments)
+        counters = MutatedIntegerResetter(workload.arguments)
         return Race(
-            {name: counters.reset_before(run) for name, run in runs.items()},
-            lambda: counters.remember(inputs()),
+            {name: counters.wrap_with_reset(run) for name, run in runs.items()},
+            lambda: counters.save_initial_values(inputs()),
             sets=sets,
             pauses=pauses,
             budget_s=budget_s,
@@ -427,7 +432,7 @@ class TuningSession:
         self._runs.pop(name, None)
         self._seen.pop(name, None)
 
-    def _choose(self, measured: RaceResult) -> Outcome:
+    def _choose(self, measured: RaceResult) -> SessionOutcome:
         order = [n for n in measured.order if n in self._runs]
         if self._options.objective == "memory":
             winner = self._least_memory(order)
@@ -445,7 +450,9 @@ class TuningSession:
                 "later"
             )
             log.info(text, self._workload.title, measured.contention)
-        return Outcome(winner, tuple(rows), short, {"reference": self._reference_s}, disturbed)
+        return SessionOutcome(
+            winner, tuple(rows), short, {"reference": self._reference_s}, disturbed
+        )
 
     def _fastest(self, order: Sequence[str], measured: RaceResult) -> str:
         """Returns the fastest; among equals eager, else the quickest to compile."""
@@ -459,7 +466,7 @@ class TuningSession:
     def _least_memory(self, order: Sequence[str]) -> str:
         for name in order:
             grown = self._memory.get(name, 0) + memory.growth(
-                lambda name=name: self._runs[name](self._workload.arguments.fresh())  # type: ignore[misc]
+                lambda name=name: self._runs[name](self._workload.arguments.make_call_inputs())  # type: ignore[misc]
             )
             self._rows[name] = replace(self._rows[name], memory=grown)
         return min(order, key=lambda n: (self._rows[n].memory or 0) // memory.GRAIN)

@@ -81,10 +81,10 @@ class TuningStatus:
 
 _changed = threading.Condition()
 _numbers = itertools.count()
-_followed: "weakref.WeakValueDictionary[int, Followed]" = weakref.WeakValueDictionary()
+_followed: "weakref.WeakValueDictionary[int, TrackedGraph]" = weakref.WeakValueDictionary()
 
 
-class Followed:
+class TrackedGraph:
     """A graph whose tuning status is logged, reported and waited for.
 
     Args:
@@ -110,7 +110,7 @@ class Followed:
             return replace(status, state="gave up", reason=why)
         return status
 
-    def change(self, level: int = logging.INFO, **fields: Any) -> None:
+    def update_status(self, level: int = logging.INFO, **fields: Any) -> None:
         """Sets fields of the status, logs it, and wakes up waiting threads; thread-safe.
 
         Whoever has waited for the change finds the log line written.
@@ -130,9 +130,9 @@ class Followed:
 
     def give_up(self, reason: str, level: int = logging.WARNING) -> None:
         """Sets the state "gave up": the graph stays in eager."""
-        self.change(level, state="gave up", reason=reason, candidate="")
+        self.update_status(level, state="gave up", reason=reason, candidate="")
 
-    def after_fork(self) -> None:
+    def reset_after_fork(self) -> None:
         """Replaces a lock that may be held by a thread of the parent process."""
         self._telling = threading.RLock()
 
@@ -181,7 +181,7 @@ def _after_fork() -> None:
     global _changed
     _changed = threading.Condition()
     for each in list(_followed.values()):
-        each.after_fork()
+        each.reset_after_fork()
         if not each.status.is_settled:
             each.give_up("this process was forked from the process that tunes", logging.INFO)
 

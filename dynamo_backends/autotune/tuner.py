@@ -12,13 +12,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.decisions import Decision, Decisions, environment
+from dynamo_backends.autotune.cost_model import CostModel
+from dynamo_backends.autotune.decisions import Decision, DecisionStore, collect_environment
 from dynamo_backends.autotune.graph_budget import GraphBudget
 from dynamo_backends.autotune.options import EAGER, NOT_COMPILED
-from dynamo_backends.autotune.prior import CostModel
-from dynamo_backends.autotune.session import Outcome, TuningSession, Workload
-from dynamo_backends.autotune.subjects import Subject
-from dynamo_backends.interface.errors import brief_error, done_without
+from dynamo_backends.autotune.session import SessionOutcome, TuningSession, Workload
+from dynamo_backends.autotune.tuning_subjects import TuningSubject
+from dynamo_backends.interface.errors import brief_error, suppress_and_log
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.workers.budget import Budget, budget_of
 from dynamo_backends.workers.progress import COUNTS, showing
@@ -40,10 +40,10 @@ class TuningResult(NamedTuple):
     seconds: Mapping[str, float] = MappingProxyType({})
 
 
-EAGER_ALONE = TuningResult(EAGER, (CandidateReport(EAGER),))
+EAGER_RESULT = TuningResult(EAGER, (CandidateReport(EAGER),))
 
 
-class WrongWinner(Exception):
+class UnusableWinnerError(Exception):
     """Raised when a winner cannot run its subject; the message says why."""
 
 
@@ -54,7 +54,7 @@ class GraphTuner:
         subject: What the candidates compete for.
     """
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: TuningSubject):
         self.subject = subject
         self._short_of_s = 0.0  # see `Decision`
         self._disturbed = 0
@@ -64,7 +64,11 @@ class GraphTuner:
     def key(self) -> str | None:
         """Returns the key of the decision on disk; None if decisions are not stored."""
         options = self.subject.options
-        return self.subject.key.digest(self.subject.competing, options) if options.cache else None
+        return (
+            self.subject.key.decision_key(self.subject.competing, options)
+            if options.cache
+            else None
+        )
 
     @property
     def budget(self) -> Budget:
@@ -72,35 +76,37 @@ class GraphTuner:
         options = self.subject.options
         return budget_of(repr(options), options.budget_s)
 
-    def model(self) -> CostModel:
+    def make_cost_model(self) -> CostModel:
         """Makes the cost model of the subject from the decisions on disk."""
-        return self.subject.key.model()
+        return self.subject.key.make_cost_model()
 
-    def candidate(self, name: str) -> Candidate:
+    def candidate_named(self, name: str) -> Candidate:
         """Returns the competing candidate with this name."""
         return next(c for c in self.subject.competing if c.name == name)
 
     # Recalling.
 
-    def find(self) -> TuningResult | None:
+    def find_decision(self) -> TuningResult | None:
         """Returns the valid decision on disk, or None; compiles nothing."""
         if self.key is None:
             return None
         subject, decision = self.subject, None
-        with done_without(subject.report, "reading autotune's decisions"):
-            decision = Decisions().get(self.key)
+        with suppress_and_log(subject.report, "reading autotune's decisions"):
+            decision = DecisionStore().get(self.key)
         if decision is None:
             return None
         self._disturbed = decision.disturbed
         names = {*NOT_COMPILED, *(c.name for c in subject.competing)}
-        if not decision.holds(names, subject.options.budget_s):
+        if not decision.is_valid_for(names, subject.options.budget_s):
             return None
         COUNTS.add(remembered=1)
         self._short_of_s = decision.short_of_s
         subject.known_mutated = frozenset(decision.mutated)
         return TuningResult(decision.winner, decision.candidates, decision.seconds)
 
-    def recall(self, rebuild: Callable[[Candidate], Any] | None = None) -> TuningResult | None:
+    def restore_winner(
+        self, rebuild: Callable[[Candidate], Any] | None = None
+    ) -> TuningResult | None:
         """Loads the decision on disk and compiles its winner; None if that fails.
 
         Args:
@@ -109,16 +115,18 @@ class GraphTuner:
         Returns:
             None if there is no decision, or its winner fails: then the decision is forgotten.
         """
-        result = self.find()
+        result = self.find_decision()
         if result is None:
             return None
-        problem = self.rebuild(result.winner, rebuild)
+        problem = self.recompile_winner(result.winner, rebuild)
         if problem:
             log.warning("autotune tunes this graph again: %s %s", result.winner, problem)
             return None
         return result
 
-    def rebuild(self, winner: str, rebuild: Callable[[Candidate], Any] | None = None) -> str:
+    def recompile_winner(
+        self, winner: str, rebuild: Callable[[Candidate], Any] | None = None
+    ) -> str:
         """Compiles an earlier winner; returns why it failed, or "".
 
         Args:
@@ -132,14 +140,14 @@ class GraphTuner:
             return ""
         COUNTS.add(compiled=1)
         try:
-            (rebuild or self.subject.build)(self.candidate(winner))
-        except WrongWinner as error:
+            (rebuild or self.subject.compile_candidate)(self.candidate_named(winner))
+        except UnusableWinnerError as error:
             problem = str(error)
         except Exception as error:
             problem = f"failed: {brief_error(error)}"
         else:
             return ""
-        self.forget()
+        self.drop_decision()
         return problem
 
     # Tuning.
@@ -164,22 +172,24 @@ class GraphTuner:
         subject, budget = self.subject, self.budget
         if subject.options.mode == "background":
             log.info("autotune: there is no decision for a %s, which runs in eager", subject.title)
-            return EAGER_ALONE
+            return EAGER_RESULT
         competing = [c for c in subject.competing if c.name not in without]
         if without and not competing:
-            return EAGER_ALONE
+            return EAGER_RESULT
         title = f"autotune: {subject.title}"
         try:
-            with budget.spending(), subject.context(), showing(title) as progress:
+            with budget.spending(), subject.tuning_context(), showing(title) as progress:
                 share = GraphBudget(budget, subject.budget_share, in_any_case)
-                model = self.model()
-                if untried := self.untried(share, model, without):
-                    share.warn([row.name for row in untried if row.name != EAGER], subject.title)
+                model = self.make_cost_model()
+                if untried := self.rows_if_none_affordable(share, model, without):
+                    share.warn_of_untried(
+                        [row.name for row in untried if row.name != EAGER], subject.title
+                    )
                     return TuningResult(EAGER, untried)
                 work = workload()
                 session = TuningSession(
                     work,
-                    [subject.prepare(candidate, work) for candidate in competing],
+                    [subject.prepare_candidate(candidate, work) for candidate in competing],
                     subject.options,
                     model,
                     budget,
@@ -187,25 +197,25 @@ class GraphTuner:
                     share=share,
                 )
                 try:
-                    outcome = session.decide()
+                    outcome = session.choose_winner()
                 except KeyboardInterrupt:
                     self._keep_early(session, work.arguments.mutated)
                     raise
         except Exception as error:
             log.warning("autotune failed, and a graph runs in eager: %s", brief_error(error))
             log.debug("autotune failed", exc_info=True)
-            return EAGER_ALONE
-        return self.accept(outcome, work.arguments.mutated)
+            return EAGER_RESULT
+        return self.store_outcome(outcome, work.arguments.mutated)
 
     def _keep_early(self, session: TuningSession, mutated: Collection[int]) -> None:
         """Keeps what a session knew that the user interrupted."""
-        outcome = session.decide_early()
+        outcome = session.choose_early_winner()
         if outcome is None:
             log.warning(
                 "autotune was interrupted before any candidate was verified; nothing is saved"
             )
             return
-        self.accept(outcome, mutated)
+        self.store_outcome(outcome, mutated)
         log.warning(
             "autotune was interrupted; among the candidates tried so far, %s is the fastest for "
             "%s. %s",
@@ -219,7 +229,7 @@ class GraphTuner:
             ),
         )
 
-    def untried(
+    def rows_if_none_affordable(
         self, share: GraphBudget, model: CostModel, without: Collection[str] = ()
     ) -> tuple[CandidateReport, ...]:
         """Returns rows that refuse all candidates if none fits the budget; else ().
@@ -231,12 +241,12 @@ class GraphTuner:
         """
         names = [c.name for c in self.subject.competing if c.name not in without]
         expected = {name: model.predict(name).compile_s for name in names}
-        if not expected or any(share.suffices(s, n) for n, s in expected.items()):
+        if not expected or any(share.allows_candidate(s, n) for n, s in expected.items()):
             return ()
-        refused = (CandidateReport(n, share.refusal(s)) for n, s in expected.items())
+        refused = (CandidateReport(n, share.why_refused(s)) for n, s in expected.items())
         return (CandidateReport(EAGER), *refused)
 
-    def accept(self, outcome: Outcome, mutated: Collection[int]) -> TuningResult:
+    def store_outcome(self, outcome: SessionOutcome, mutated: Collection[int]) -> TuningResult:
         """Converts a session's outcome to a result; stores it if anything was tried.
 
         Args:
@@ -249,23 +259,23 @@ class GraphTuner:
         capture_s = self.subject.key.capture_s
         capture = {} if capture_s is None else {"capture": capture_s}
         result = TuningResult(outcome.winner, outcome.rows, {**capture, **outcome.seconds})
-        if outcome.is_tried:
-            self.keep(result)
+        if outcome.tried_any:
+            self.store_result(result)
         return result
 
     # What is on disk.
 
-    def note_shortage(self) -> None:
+    def note_budget_shortage(self) -> None:
         """Notes that candidates were skipped for lack of budget, for the stored decision."""
         self._short_of_s = self.budget.total_s
 
-    def keep(self, result: TuningResult) -> None:
+    def store_result(self, result: TuningResult) -> None:
         """Writes the result to disk as a decision."""
         if self.key is None:
             return
         key, options = self.subject.key, self.subject.options
-        with done_without(self.subject.report, "saving autotune's decision"):
-            Decisions().put(
+        with suppress_and_log(self.subject.report, "saving autotune's decision"):
+            DecisionStore().put(
                 Decision(
                     self.key,
                     result.winner,
@@ -276,7 +286,7 @@ class GraphTuner:
                     options.objective,
                     options.precision,
                     self._mutated,
-                    environment(key.devices),
+                    collect_environment(key.devices),
                     short_of_s=self._short_of_s,
                     disturbed=self._disturbed,
                     seconds=dict(result.seconds),
@@ -285,7 +295,7 @@ class GraphTuner:
                 )
             )
 
-    def forget(self) -> None:
+    def drop_decision(self) -> None:
         """Removes the decision from disk after its winner has failed."""
         if self.key is not None:
-            Decisions().drop(self.key)
+            DecisionStore().drop(self.key)

@@ -17,21 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_backends.autotune.isolation import COMMAND, describe_lost_process
-from dynamo_backends.autotune.session import Outcome
-from dynamo_backends.autotune.status import Followed
+from dynamo_backends.autotune.session import SessionOutcome
+from dynamo_backends.autotune.status import TrackedGraph
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.interface.report import CandidateReport, to_json_types
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiler_process import NICE
 from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.runtime.private_folder import process_folder
+from dynamo_backends.runtime.private_folder import temporary_process_folder
 from dynamo_backends.workers.budget import Budget
 from dynamo_backends.workers.queue_thread import Helper, QueueThread
 from dynamo_backends.workers.worker_process import ProcessLostError, WorkerProcess
 
 log = logging.getLogger("dynamo_backends")
 
-SPARE = 5
+MAX_RESTARTS = 5
 """Number of restarts of the process for a graph for which no candidate is to blame."""
 
 _START_S = 600.0  # for the imports, on a busy machine
@@ -39,16 +39,16 @@ _LOOK_S = 0.2
 _FROM_OUTSIDE = [getattr(signal, n, 0) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")]
 
 
-class NotWanted(Exception):
+class TuningCancelledError(Exception):
     """Raised when the graph was dropped or the process ends: nobody needs the result."""
 
 
-class GaveUp(Exception):
+class TuningFailedError(Exception):
     """Raised when a graph cannot be tuned; the message says why."""
 
 
 @dataclass
-class Task:
+class TuningJob:
     """A graph queued for tuning in another process, with its callbacks.
 
     Attributes:
@@ -65,17 +65,17 @@ class Task:
     """
 
     owner: "weakref.ref[Any]"
-    followed: Followed
+    followed: TrackedGraph
     budget: Budget
     prepare: Callable[[Any, Path], dict[str, Any]]
     leads: Callable[[Any, str], None]
     is_ready: Callable[[Any], bool]
-    decided: Callable[[Any, Outcome], None]
+    decided: Callable[[Any, SessionOutcome], None]
     left: Callable[[Any, str], None]
     isolated: Collection[str]
     timeout_s: float
 
-    def failed(self, reason: str) -> None:
+    def report_failure(self, reason: str) -> None:
         """Tells the graph's owner, if it is alive, that tuning failed and why."""
         owner = self.owner()
         if owner is not None:
@@ -89,7 +89,7 @@ class TuningProgressListener:
         task: The task.
     """
 
-    def __init__(self, task: Task):
+    def __init__(self, task: TuningJob):
         self._task = task
         self._before_s = self._spent_s = task.budget.spent_s
         self.candidate = ""  # that is under way
@@ -99,7 +99,7 @@ class TuningProgressListener:
         """Notes a line; returns how many seconds may pass until the next one."""
         owner = self._task.owner()
         if owner is None:
-            raise NotWanted
+            raise TuningCancelledError
         self._spent_s = said["spent_s"]
         if "leads" in said:
             self._task.leads(owner, said["leads"])
@@ -111,18 +111,18 @@ class TuningProgressListener:
                 self.excluded[row.name] = row
             return None
         self.candidate, number, of = said["begins"]
-        self._task.followed.change(
+        self._task.followed.update_status(
             candidate=self.candidate, number=number, of=of, spent_s=self._spent_s
         )
         return self._task.timeout_s if self.candidate in self._task.isolated else None
 
-    def count(self, spent_s: float | None = None) -> None:
+    def charge_budget(self, spent_s: float | None = None) -> None:
         """Charges the seconds that the tuning process spent to the budget."""
         spent_s = self._spent_s if spent_s is None else spent_s
         self._task.budget.spend(spent_s - self._before_s)
-        self._task.followed.change(spent_s=self._task.budget.spent_s)
+        self._task.followed.update_status(spent_s=self._task.budget.spent_s)
 
-    def blame(self, lost: Exception, suspect: str) -> str:
+    def exclusion_reason(self, lost: Exception, suspect: str) -> str:
         """Returns why the candidate under way is excluded after a crash; "" if not.
 
         Args:
@@ -137,14 +137,16 @@ class TuningProgressListener:
         return describe_lost_process(lost, self._task.timeout_s)
 
 
-def read_outcome(answered: dict[str, Any]) -> Outcome:
+def parse_outcome(answered: dict[str, Any]) -> SessionOutcome:
     """Converts the tuning process's JSON answer to an outcome."""
     rows = tuple(map(CandidateReport.from_dict, answered["rows"]))
     disturbed = bool(answered.get("disturbed", False))
-    return Outcome(answered["winner"], rows, answered["short_of_s"], answered["seconds"], disturbed)
+    return SessionOutcome(
+        answered["winner"], rows, answered["short_of_s"], answered["seconds"], disturbed
+    )
 
 
-class TuningThread(QueueThread[Task]):
+class TuningThread(QueueThread[TuningJob]):
     """The thread that feeds queued graphs to one tuning process.
 
     Linux ends the other process with the thread, which starts it.
@@ -166,39 +168,39 @@ class TuningThread(QueueThread[Task]):
         """Forgets the tuning process, in a forked child: it belongs to the parent."""
         self._process.disown()
 
-    def do(self, item: Task) -> None:
+    def do(self, item: TuningJob) -> None:
         """Tunes one graph in the other process (see `QueueThread.do`)."""
         try:
-            with contextlib.suppress(NotWanted):
+            with contextlib.suppress(TuningCancelledError):
                 self._tune(item)
         except Exception as error:
             log.debug("tuning in the background failed", exc_info=True)
-            text = str(error) if isinstance(error, GaveUp) else brief_error(error)
-            item.failed(text)
+            text = str(error) if isinstance(error, TuningFailedError) else brief_error(error)
+            item.report_failure(text)
 
-    def _tune(self, task: Task) -> None:
+    def _tune(self, task: TuningJob) -> None:
         request: dict[str, Any] = {}
         while not self._is_ready(task):
             self._look(task, threading.Event())
         with _folder() as folder:
             self._in_background(task, lambda owner: request.update(task.prepare(owner, folder)))
-            task.followed.change(state="tuning", budget_s=task.budget.total_s)
+            task.followed.update_status(state="tuning", budget_s=task.budget.total_s)
             outcome = self._asked(task, {**request, "folder": str(folder)})
         self._in_background(task, lambda owner: task.decided(owner, outcome))
 
-    def _is_ready(self, task: Task) -> bool:
+    def _is_ready(self, task: TuningJob) -> bool:
         owner = task.owner()
         if owner is None:
-            raise NotWanted
+            raise TuningCancelledError
         return task.is_ready(owner)
 
-    def _asked(self, task: Task, request: dict[str, Any]) -> Outcome:
+    def _asked(self, task: TuningJob, request: dict[str, Any]) -> SessionOutcome:
         """Returns what came of a task, however often the process is lost on the way."""
         known = {row["name"]: CandidateReport.from_dict(row) for row in request["known"]}
         suspect, losses = "", 0
         while True:
             if task.owner() is None or self.is_stopping:
-                raise NotWanted
+                raise TuningCancelledError
             heard = TuningProgressListener(task)
             budget = task.budget
             more = {"spent_s": budget.spent_s, "owes": budget.owes}
@@ -206,29 +208,29 @@ class TuningThread(QueueThread[Task]):
                 if not self._process.running:
                     self._process.ask({}, _START_S)
                 with self._ended_without(task.owner()):
-                    rows = plain(list(known.values()))
+                    rows = to_json_types(list(known.values()))
                     answered = self._process.ask({**request, **more, "known": rows}, None, heard)
                 break
             except (ProcessLostError, OSError) as lost:
                 if self.is_stopping:
-                    raise NotWanted from lost
-                heard.count()
+                    raise TuningCancelledError from lost
+                heard.charge_budget()
                 known |= heard.excluded
-                reason = heard.blame(lost, suspect)
+                reason = heard.exclusion_reason(lost, suspect)
                 if reason:
                     known[heard.candidate] = CandidateReport(heard.candidate, reason)
                     continue
                 suspect, losses = heard.candidate, losses + 1
                 log.info("autotune: the tuning process was lost: %s", lost)
-                if losses > SPARE:
+                if losses > MAX_RESTARTS:
                     text = f"the tuning process was lost {losses} times; the last time: {lost}"
-                    raise GaveUp(text) from lost
+                    raise TuningFailedError(text) from lost
         if "problem" in answered:
-            heard.count()
-            raise GaveUp(f"tuning failed: {answered['problem']}")
-        heard.count(answered["spent_s"])
-        outcome = read_outcome(answered)
-        if outcome.is_tried:
+            heard.charge_budget()
+            raise TuningFailedError(f"tuning failed: {answered['problem']}")
+        heard.charge_budget(answered["spent_s"])
+        outcome = parse_outcome(answered)
+        if outcome.tried_any:
             task.budget.finished()
         return outcome
 
@@ -236,13 +238,13 @@ class TuningThread(QueueThread[Task]):
     def _ended_without(self, owner: Any) -> Iterator[None]:
         """Ends the process when the graph is dropped, even if it is silent."""
         if owner is None:
-            raise NotWanted
+            raise TuningCancelledError
         gone = weakref.ref(owner, lambda _: self._process.end())
         del owner
         yield
         del gone
 
-    def _in_background(self, task: Task, job: Callable[[Any], None]) -> None:
+    def _in_background(self, task: TuningJob, job: Callable[[Any], None]) -> None:
         """Has the thread that lets calls go first do something, and waits for it.
 
         Raises:
@@ -259,16 +261,18 @@ class TuningThread(QueueThread[Task]):
             finally:
                 over.set()
 
-        while not background.submit(over, run, owner=task.owner()):  # it has too much to do
+        while not background.submit_compilation(
+            over, run, owner=task.owner()
+        ):  # it has too much to do
             self._look(task, over)
         while not over.is_set():
             self._look(task, over)
         if raised:
             raise raised[0]
 
-    def _look(self, task: Task, over: threading.Event) -> None:
+    def _look(self, task: TuningJob, over: threading.Event) -> None:
         if not over.wait(_LOOK_S) and (self.is_stopping or task.owner() is None):
-            raise NotWanted
+            raise TuningCancelledError
 
 
 @contextlib.contextmanager
@@ -280,9 +284,9 @@ def _folder() -> Iterator[Path]:
     """
     with contextlib.ExitStack() as opened:
         try:
-            folder = opened.enter_context(process_folder(cache_folder() / "tuning"))
+            folder = opened.enter_context(temporary_process_folder(cache_folder() / "tuning"))
         except OSError as error:
-            raise GaveUp(
+            raise TuningFailedError(
                 f"a copy of the graph cannot be written to the cache folder: {error}"
             ) from error
         yield folder
@@ -291,7 +295,7 @@ def _folder() -> Iterator[Path]:
 _thread = TuningThread()
 
 
-def add(task: Task) -> None:
+def enqueue_job(task: TuningJob) -> None:
     """Queues a graph for background tuning."""
     _thread.put(task)
 

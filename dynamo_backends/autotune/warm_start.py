@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends.autotune.decisions import describe, qualified
+from dynamo_backends.autotune.decisions import qualified_name, value_signature
 from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.runtime.cache import LRU
@@ -20,7 +20,7 @@ from dynamo_backends.runtime.cache import LRU
 _ranked: LRU[str, tuple[str, ...]] = LRU(256)
 
 
-def function_hash(
+def hash_without_sizes(
     captured: fx.GraphModule, values: Sequence[Any], static: Collection[int], kind: str
 ) -> str:
     """Hashes a captured function without its activations' sizes; weights' shapes count.
@@ -32,8 +32,8 @@ def function_hash(
         kind: "inference" or "training".
     """
     calls = (n for n in captured.graph.nodes if n.op.startswith("call_") and _is_tensor(n))
-    weights = (describe(values[i]) for i in sorted(static) if isinstance(values[i], Tensor))
-    lines = [kind, *(qualified(node.target) for node in calls), *weights]
+    weights = (value_signature(values[i]) for i in sorted(static) if isinstance(values[i], Tensor))
+    lines = [kind, *(qualified_name(node.target) for node in calls), *weights]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -43,7 +43,7 @@ def _is_tensor(node: fx.Node) -> bool:
     return any(isinstance(x, Tensor) for x in (value if isinstance(value, Sequence) else [value]))
 
 
-def note(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
+def note_ranking(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
     """Remembers which candidates were faster than eager for a function, best first.
 
     Args:
@@ -57,6 +57,6 @@ def note(function: str, winner: str, rows: Sequence[CandidateReport]) -> None:
     _ranked.put(function, (winner, *others))
 
 
-def ranked(function: str) -> tuple[str, ...]:
+def ranked_candidates(function: str) -> tuple[str, ...]:
     """Returns the remembered candidates of a function, best first; () if unknown."""
     return _ranked.get(function) or ()

@@ -17,24 +17,28 @@ from torch import fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.autotune import serialization
-from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.backend import Split
+from dynamo_backends.autotune.backend import ForwardBackwardAutotune
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.graph_budget import GraphBudget
 from dynamo_backends.autotune.options import SPLIT, AutotuneOptions
-from dynamo_backends.autotune.serialization import autocast_as, rebuilt
+from dynamo_backends.autotune.serialization import cpu_autocast, rebuild_with_parameters
 from dynamo_backends.autotune.session import (
-    Outcome,
     PreparedCandidate,
+    SessionOutcome,
     TuningSession,
-    Unsuitable,
+    UnsuitableCandidateError,
     Workload,
 )
-from dynamo_backends.autotune.sizes import Assumed, Description, old_places
-from dynamo_backends.autotune.subjects import FunctionSubject, differentiated
-from dynamo_backends.autotune.verify import judge
+from dynamo_backends.autotune.symbolic_sizes import (
+    SizeAssumptions,
+    SymbolDescription,
+    match_recaptured_inputs,
+)
+from dynamo_backends.autotune.trial_inputs import TrialInputs
+from dynamo_backends.autotune.tuning_subjects import CapturedGraphSubject, wrap_with_backward
+from dynamo_backends.autotune.verification import verify_on_cases
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.report import CandidateReport, plain
+from dynamo_backends.interface.report import CandidateReport, to_json_types
 from dynamo_backends.verify.reference import captured_graph_in_float64
 from dynamo_backends.workers.budget import Budget, cpu_s, share_budget
 from dynamo_backends.workers.progress import Progress
@@ -42,7 +46,7 @@ from dynamo_backends.workers.race import Run
 from dynamo_backends.workers.worker_process import Say, serve
 
 
-def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
+def answer_request(request: dict[str, Any], say: Say) -> dict[str, Any]:
     """Answers a request: tries one candidate, tunes a graph, or just starts up ({})."""
     if "folder" not in request:
         return {}
@@ -52,16 +56,16 @@ def answer(request: dict[str, Any], say: Say) -> dict[str, Any]:
             serialization.apply_settings(request["settings"])
         graph, values = serialization.read(folder)
         if "candidate" in request:
-            return {"problem": try_out(graph, values, request)}
-        others = serialization.read_others(folder, values)
-        return tuned(graph, values, others, request, say)
+            return {"problem": try_candidate(graph, values, request)}
+        others = serialization.read_other_inputs(folder, values)
+        return tune_recaptured(graph, values, others, request, say)
     except Exception as error:
         return {"problem": brief_error(error)}
     finally:
         torch._dynamo.reset()
 
 
-def read_options(given: dict[str, Any]) -> AutotuneOptions:
+def parse_options(given: dict[str, Any]) -> AutotuneOptions:
     """Makes `AutotuneOptions` from their JSON form."""
     settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     return AutotuneOptions(**settings)
@@ -70,36 +74,36 @@ def read_options(given: dict[str, Any]) -> AutotuneOptions:
 # Trying one candidate.
 
 
-def try_out(graph: fx.GraphModule, values: list[Any], request: dict[str, Any]) -> str:
+def try_candidate(graph: fx.GraphModule, values: list[Any], request: dict[str, Any]) -> str:
     """Compiles, calls and verifies one candidate; returns what is wrong, or "".
 
     Returns:
         What goes wrong; "" if nothing does.
     """
     candidate = Candidate(**request["candidate"])
-    options, training = read_options(request["options"]), request["training"]
+    options, training = parse_options(request["options"]), request["training"]
     uncopied = frozenset(request["uncopied"])
     adapt: Callable[[Callable[..., Any]], Run] = (
-        differentiated if training else lambda compiled: lambda args: compiled(*args)
+        wrap_with_backward if training else lambda compiled: lambda args: compiled(*args)
     )
 
     def compile_captured(captured: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         return candidate.compile(captured, inputs, options)
 
-    module = rebuilt(graph, values, uncopied)
+    module = rebuild_with_parameters(graph, values, uncopied)
     compiled = torch.compile(module, backend=compile_captured)
     outputs: Any = graph.graph.output_node().args[0]
     workload = Workload(
         adapt(graph.forward),
         adapt(captured_graph_in_float64(graph)),
-        Arguments(values, uncopied, request["mutated"]),
+        TrialInputs(values, uncopied, request["mutated"]),
         outputs=len(outputs) if training else None,
     )
     with torch.set_grad_enabled(training):
-        trials = workload.trials()
+        trials = workload.make_cases()
         run = adapt(lambda *args: compiled(*(a for i, a in enumerate(args) if i not in uncopied)))
         try:
-            verdict = judge(trials, run, candidate.reduced)
+            verdict = verify_on_cases(trials, run, candidate.is_bfloat16)
         except Exception as error:
             return f"failed in a process of its own: {brief_error(error)}"
     return f"wrong: {verdict.wrong}" if verdict.wrong else ""
@@ -128,14 +132,14 @@ class _ToldProgress(Progress):
 
     def ended(self, row: CandidateReport) -> None:
         """See `Progress.ended`."""
-        self._say({"ended": plain(row), "spent_s": self._budget.spent_s})
+        self._say({"ended": to_json_types(row), "spent_s": self._budget.spent_s})
 
     def leads(self, name: str) -> None:
         """See `Progress.leads`."""
         self._say({"leads": name, "spent_s": self._budget.spent_s})
 
 
-def tuned(
+def tune_recaptured(
     graph: fx.GraphModule,
     values: Sequence[Any],
     others: Sequence[Sequence[Any]],
@@ -152,26 +156,26 @@ def tuned(
         say: Tells the parent.
     """
     static = frozenset(request["static"])
-    symbols = Description(**request["symbols"]) if request["symbols"] else None
+    symbols = SymbolDescription(**request["symbols"]) if request["symbols"] else None
     sizes = {int(i): place for i, place in symbols.sizes.items()} if symbols else {}
-    module = rebuilt(graph, values, static, sizes)
+    module = rebuild_with_parameters(graph, values, static, sizes)
     answers: list[dict[str, Any]] = []
 
     def choose(captured: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
             sets = others
             if symbols is not None:
-                places = old_places(captured, symbols)
+                places = match_recaptured_inputs(captured, symbols)
                 sets = [_reordered(inputs, values, places, static) for values in others]
             outcome, budget = _decide(captured, inputs, sets, request, say)
-            answers.append({**plain(outcome), "spent_s": budget.spent_s})
+            answers.append({**to_json_types(outcome), "spent_s": budget.spent_s})
         except Exception as error:
             answers.append({"problem": brief_error(error)})
         return captured.forward
 
     for i, kinds in symbols.dims.items() if symbols else ():
         private.mark_dims(values[int(i)], kinds)
-    with torch.set_grad_enabled(request["training"]), autocast_as(request["settings"]["autocast"]):
+    with torch.set_grad_enabled(request["training"]), cpu_autocast(request["settings"]["autocast"]):
         run = torch.compile(module, backend=choose, dynamic=symbols is not None)
         run(*(value for i, value in enumerate(values) if i not in static and i not in sizes))
     if len(answers) != 1:
@@ -187,7 +191,7 @@ def _reordered(
     Args:
         inputs: That it was captured with.
         values: Inputs of the old graph.
-        places: See `old_places`.
+        places: See `match_recaptured_inputs`.
         static: Which of the old ones are weights.
     """
     return [x if p in static else values[p] for x, p in zip(inputs, places, strict=True)]
@@ -199,38 +203,38 @@ def _decide(
     others: Sequence[Sequence[Any]],
     request: dict[str, Any],
     say: Say,
-) -> tuple[Outcome, Budget]:
-    split = Split()
+) -> tuple[SessionOutcome, Budget]:
+    split = ForwardBackwardAutotune()
     competing = [Candidate(**given) for given in request["candidates"]]
     competing = [dataclasses.replace(c, made=split) if c.backend == SPLIT else c for c in competing]
     known = list(map(CandidateReport.from_dict, request["known"]))
     symbols = private.CapturedSymbols(inputs)
-    options = read_options(request["options"])
+    options = parse_options(request["options"])
     whole = split if request["training"] else None
-    subject = FunctionSubject(captured, inputs, options, request["number"], whole)
+    subject = CapturedGraphSubject(captured, inputs, options, request["number"], whole)
     if others:
         subject.bounds = None
     subject.first = request["first"]
     budget = Budget(options.budget_s, request["spent_s"], cpu_s, request["owes"])
     share_budget(repr(options), budget)  # with forward and backward graphs inside of this one
-    with budget.spending(), subject.context():
-        static, mutated = subject.static, subject.mutated()
-        more = [Arguments(values, static, mutated, watched=False) for values in others]
-        workload = subject.workload(others=more, counts=request["counts"])
-        prepared = [subject.prepare(candidate, workload) for candidate in competing]
+    with budget.spending(), subject.tuning_context():
+        static, mutated = subject.static_positions, subject.mutated_positions()
+        more = [TrialInputs(values, static, mutated, watched=False) for values in others]
+        workload = subject.make_workload(others=more, counts=request["counts"])
+        prepared = [subject.prepare_candidate(candidate, workload) for candidate in competing]
         if others:
             prepared = [_where_right(each, workload, symbols, subject.kind) for each in prepared]
         session = TuningSession(
             workload,
             prepared,
             options,
-            subject.key.model(),
+            subject.key.make_cost_model(),
             budget,
             _ToldProgress(say, budget),
             known,
             GraphBudget(budget, in_any_case=request["in_any_case"]),
         )
-        return session.decide(), budget
+        return session.choose_winner(), budget
 
 
 def _where_right(
@@ -244,18 +248,20 @@ def _where_right(
     def build() -> Run:
         run, eager = prepared.build(), workload.original
         if kind == "training":  # the backward graph may be compiled, and assume more, in a call
-            run(workload.arguments.fresh())
-        assumed = Assumed(symbols.assumed(), symbols.numbers)
-        if assumed.unknown:
-            raise Unsuitable(f"depends on {assumed}, which cannot be checked against the inputs")
-        return lambda args: run(args) if assumed.holds(args) else eager(args)
+            run(workload.arguments.make_call_inputs())
+        assumed = SizeAssumptions(symbols.new_assumptions(), symbols.numbers)
+        if assumed.unresolved_symbols:
+            raise UnsuitableCandidateError(
+                f"depends on {assumed}, which cannot be checked against the inputs"
+            )
+        return lambda args: run(args) if assumed.allows_sizes(args) else eager(args)
 
     return dataclasses.replace(prepared, build=build)
 
 
 def main() -> None:
     """Serves requests from standard input until it is closed."""
-    serve(answer, ends_with_thread=True)
+    serve(answer_request, ends_with_thread=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends.bench.suites.case import Inputs, call
-from dynamo_backends.verify.comparator import TOLERANCE, difference
+from dynamo_backends.verify.comparator import TOLERANCE, describe_difference
 
 _CHUNK = 1 << 22  # elements
 
@@ -90,7 +90,7 @@ def compare_outputs(
     for e, r in zip(leaves, results, strict=True):
         absolute, relative = distance(e, r)
         max_abs, max_rel = max(max_abs, absolute), max(max_rel, relative)
-    wrong = difference(standards, results, precise_leaves, tolerance) or ""
+    wrong = describe_difference(standards, results, precise_leaves, tolerance) or ""
     return Accuracy(not wrong, max_abs, max_rel, wrong)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dynamo_backends._torch_private.control import torch_backends
+from dynamo_backends._torch_private.dynamo_control import torch_backends
 from dynamo_backends.bench import exports
 from dynamo_backends.bench.cells import EAGER
 from dynamo_backends.bench.factories import load_file
@@ -20,8 +20,8 @@ from dynamo_backends.interface.errors import (
 )
 from dynamo_backends.interface.registry import (
     get_backend,
+    import_attribute,
     list_backends,
-    load,
     third_party_backends,
 )
 
@@ -71,7 +71,7 @@ def resolve_compiler(name: str) -> Any:
         return found
     if file:
         with _current_folder():
-            return load(name)
+            return import_attribute(name)
     return compiler(name) if name in list_backends() else name
 
 

@@ -10,7 +10,7 @@ from dynamo_backends.autotune.options import EAGER
 from dynamo_backends.bench.cells import as_ratio
 from dynamo_backends.bench.dot_plots import ErrorPanel, Panel, Series, error_panel, panel, ratios_of
 from dynamo_backends.bench.explained import break_even
-from dynamo_backends.capture.rendering import tuning_seconds
+from dynamo_backends.capture.rendering import format_tuning_seconds
 from dynamo_backends.interface.report import CandidateReport
 
 Shown = tuple[str, Any, str]
@@ -72,7 +72,7 @@ def candidate_table(
         [_shown(row, eager, chosen) for row in rows],
         _race(rows, eager),
         error_panel(errors),
-        tuning_seconds(rows, seconds),
+        format_tuning_seconds(rows, seconds),
     )
 
 

@@ -11,9 +11,9 @@ import torch
 
 from dynamo_backends.bench.packages import import_psutil
 from dynamo_backends.interface.errors import OptionError
-from dynamo_backends.interface.packages import versions
+from dynamo_backends.interface.packages import installed_versions
 from dynamo_backends.interface.registry import list_backends, package_versions
-from dynamo_backends.runtime.processor import processor_name
+from dynamo_backends.runtime.cpu_info import cpu_name
 from dynamo_backends.workers.memory import peak_rss_bytes
 
 _PACKAGES = ("torch", "numpy", "torchvision", "transformers", "timm")
@@ -25,12 +25,12 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor_name(),
+        "processor": cpu_name(),
         "cpus": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": driver_version() or None,
-        "versions": versions(_PACKAGES) | package_versions(list_backends()),
+        "versions": installed_versions(_PACKAGES) | package_versions(list_backends()),
     }
 
 

@@ -15,9 +15,9 @@ from torch.profiler import ProfilerActivity, profile
 from dynamo_backends.bench.statistics import time_candidates
 from dynamo_backends.capture.explain import Explainer
 from dynamo_backends.capture.explanation import Explanation
-from dynamo_backends.capture.switched import Errors, synchronize
+from dynamo_backends.capture.switchable_graph import Float64Errors, synchronize_cuda
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.report import plain
+from dynamo_backends.interface.report import to_json_types
 from dynamo_backends.workers.statistics import Ratio, speedup
 
 log = logging.getLogger("dynamo_backends")
@@ -67,12 +67,12 @@ class Times:
     graphs: tuple[Timed | None, ...]
     outside: Timed
     parts: Mapping[str, float] = field(default_factory=dict)
-    errors: tuple[Errors | None, ...] = ()
+    errors: tuple[Float64Errors | None, ...] = ()
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the times in types that JSON has."""
-        found: dict[str, Any] = plain(self)
+        found: dict[str, Any] = to_json_types(self)
         return found
 
 
@@ -107,7 +107,7 @@ class _Rounds:
         """Returns one call with its graphs compiled or in eager."""
         for switch in self._switches:
             switch.in_eager = in_eager
-            switch.restart()
+            switch.reset_seconds()
         try:
             result = self._call()
         finally:
@@ -162,7 +162,7 @@ def measure(
         rounds,
         warmup=1,
         budget_s=patience_s,
-        synchronize=synchronize,
+        synchronize=synchronize_cuda,
         on_round=noted.close_round,
     )
     call = Timed(timings["eager"].samples, timings["compiled"].samples)
@@ -173,11 +173,11 @@ def measure(
     )
 
 
-def _errors(explainer: Explainer, compiled: Callable[[], Any]) -> tuple[Errors | None, ...]:
+def _errors(explainer: Explainer, compiled: Callable[[], Any]) -> tuple[Float64Errors | None, ...]:
     switches = explainer.switches()
     with contextlib.ExitStack() as stack:
         for switch in switches:
-            stack.enter_context(switch.comparing())
+            stack.enter_context(switch.compare_next_call())
         compiled()
     return tuple(switch.errors for switch in switches)
 
@@ -188,7 +188,7 @@ def _parts(compiled: Callable[[], Any], notes: list[str]) -> dict[str, float]:
         with profile(activities=[ProfilerActivity.CPU]) as found:
             for _ in range(_PROFILED):
                 compiled()
-            synchronize()
+            synchronize_cuda()
     except Exception as error:  # one profiler at a time
         notes.append(
             f"The blocks were not timed, because torch's profiler raised {brief_error(error)}"

@@ -19,7 +19,7 @@ from dynamo_backends.bench.dot_plots import ErrorPanel, Panel, Series, error_pan
 from dynamo_backends.bench.environment import environment
 from dynamo_backends.bench.explained import Timed, Times, break_even, why_slower
 from dynamo_backends.bench.rendering import environment_rows, render
-from dynamo_backends.capture.explanation import Explanation, GraphExplanation, count
+from dynamo_backends.capture.explanation import Explanation, GraphExplanation, format_count
 from dynamo_backends.interface.report import CandidateReport, GraphReport
 from dynamo_backends.runtime.program import graph_name, part_names
 
@@ -92,7 +92,7 @@ def headline(explanation: Explanation, times: Times | None) -> str:
         return f"No graph of {name} was captured: all of it runs in eager."
     found = times.call.speedup if times is not None else None
     if times is None or found is None:
-        return f"{backend} compiles {name} in {count(len(explanation.graphs), 'graph')}."
+        return f"{backend} compiles {name} in {format_count(len(explanation.graphs), 'graph')}."
     eager, own = (median_ms(s) or 0.0 for s in (times.call.eager_s, times.call.compiled_s))
     calls = break_even(explanation.seconds, eager / 1e3, own / 1e3)
     pays = calls_text(calls)
@@ -107,14 +107,14 @@ def headline(explanation: Explanation, times: Times | None) -> str:
 def _counts(e: Explanation) -> str:
     inside = sum(r.ops_in_eager for r in e.reports)
     parts = [
-        count(len(e.graphs), "graph"),
-        count(e.ops, "operation"),
+        format_count(len(e.graphs), "graph"),
+        format_count(e.ops, "operation"),
         *([f"{inside} in eager within graphs"] if e.reports else []),
-        count(sum(b.count for b in e.breaks), "graph break"),
-        count(len(e.recompilations), "recompilation"),
-        count(e.guards.count, "guard"),
+        format_count(sum(b.count for b in e.breaks), "graph break"),
+        format_count(len(e.recompilations), "recompilation"),
+        format_count(e.guards.count, "guard"),
     ]
-    took = f"{count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
+    took = f"{format_count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
     return f"{', '.join(parts)}. {took}."
 
 
@@ -150,11 +150,13 @@ def _report(report: GraphReport) -> _ReportView:
         where.append(f"{report.ops_on_inductor} on inductor")
     where.append(f"{report.ops_in_eager} in eager")
     fallbacks = [
-        (f"{f.op}, {count(f.count, 'call')}: {f.reason}", f.source or "") for f in report.fallbacks
+        (f"{f.op}, {format_count(f.count, 'call')}: {f.reason}", f.source or "")
+        for f in report.fallbacks
     ]
     return _ReportView(
         f"{report.kind.capitalize()} graph: operators {', '.join(where)}; "
-        f"{count(report.blocks, 'block')}, {count(report.executables, 'executable')}, "
+        f"{format_count(report.blocks, 'block')}, "
+        f"{format_count(report.executables, 'executable')}, "
         f"{report.compile_seconds:.2f} s.",
         fallbacks,
         list(_remarks(report)),

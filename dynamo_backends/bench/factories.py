@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean
+from dynamo_backends.interface.errors import ModelError, did_you_mean, reraise_as_model_error
 
 _BATCH = 2
 
@@ -53,7 +53,7 @@ def named_in(path: Path, name: str) -> Any:
     """
     if not path.is_file():
         raise ModelError(f"there is no file {str(path)!r}.")
-    with as_model_error(f"{path} cannot be imported", str(path)):
+    with reraise_as_model_error(f"{path} cannot be imported", str(path)):
         module = load_file(path)
     public = {n: v for n, v in vars(module).items() if not n.startswith("_")}
     known = [n for n, v in public.items() if callable(v) or isinstance(v, Mapping)]
@@ -73,7 +73,7 @@ def made_by(factory: Callable[..., Any], batch: int | None, name: str) -> Loaded
     Raises:
         ModelError: It returns something else.
     """
-    with as_model_error(f"{name} cannot make a model"):
+    with reraise_as_model_error(f"{name} cannot make a model"):
         parameter = inspect.signature(factory).parameters.get("batch")
         if parameter is not None and parameter.default is parameter.empty:
             batch = batch or _BATCH

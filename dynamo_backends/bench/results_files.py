@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamo_backends.interface.errors import DynamoBackendsError
-from dynamo_backends.runtime.cache import write_whole
+from dynamo_backends.runtime.cache import write_file_atomically
 
 
 class ResultError(DynamoBackendsError):
@@ -22,7 +22,7 @@ def write(path: Path, kind: str, content: Mapping[str, Any]) -> None:
         content: What else there is, in types that JSON has.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, (json.dumps({"kind": kind, **content}, indent=1) + "\n").encode())
+    write_file_atomically(path, (json.dumps({"kind": kind, **content}, indent=1) + "\n").encode())
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:

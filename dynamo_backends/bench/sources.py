@@ -13,7 +13,7 @@ from dynamo_backends.bench.suites.huggingface import huggingface
 from dynamo_backends.bench.suites.streams import StreamCase, generation, traffic
 from dynamo_backends.bench.suites.timm import timm
 from dynamo_backends.bench.suites.torchbench import torchbench
-from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean
+from dynamo_backends.interface.errors import ModelError, did_you_mean, reraise_as_model_error
 
 
 def from_file(path: Path, name: str, batch: int | None) -> list[ModelCase]:
@@ -29,7 +29,7 @@ def from_file(path: Path, name: str, batch: int | None) -> list[ModelCase]:
         ModelError: There is no such file or name, or it is something else.
     """
     found = named_in(path, name)
-    with as_model_error(f"{path}:{name} cannot make models", str(path)):
+    with reraise_as_model_error(f"{path}:{name} cannot make models", str(path)):
         models = found if isinstance(found, Mapping) else found()
     if not isinstance(models, Mapping) or not all(map(callable, models.values())):
         raise ModelError(

@@ -199,10 +199,10 @@ def _compiled(
         took = [seconds(served, first)]
         after_first = graphs["unique_graphs"]
         took += [seconds(served, request) for request in others]
-        background.wait()
+        background.wait_until_idle()
         for request in stream.requests:  # the first calls of programs are compared with eager
             served(*request)
-        background.wait()
+        background.wait_until_idle()
     tell(**{name: took[0]}, stream_cold_s=sum(took))
     if cell.backend == EAGER:
         return served, ""

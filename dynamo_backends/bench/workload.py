@@ -15,7 +15,7 @@ from dynamo_backends.bench.backends import resolve_compiler
 from dynamo_backends.bench.cells import Mode
 from dynamo_backends.bench.exports import exported, is_export
 from dynamo_backends.bench.suites.case import Inputs, ModelCase, call
-from dynamo_backends.graph.precision import may_be_tf32
+from dynamo_backends.graph.precision import allows_tf32
 from dynamo_backends.interface.registry import list_backends
 
 
@@ -34,7 +34,7 @@ class Tf32RoundingMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Calls an operator with rounded factors, if its products may be in TF32."""
-        if may_be_tf32(func):
+        if allows_tf32(func):
             args = pytree.tree_map_only(Tensor, rounded_to_tf32, args)
         return func(*args, **(kwargs or {}))
 

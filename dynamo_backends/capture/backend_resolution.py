@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dynamo_backends._torch_private.control import torch_backends, with_options
+from dynamo_backends._torch_private.dynamo_control import torch_backends, wrap_backend_with_options
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.compiler import Compiler, compiler
 from dynamo_backends.interface.errors import OptionError, UnknownBackendError, did_you_mean
@@ -17,7 +17,7 @@ _with_options: list[CompilerFunction] = []
 _lock = fork_safe_lock()
 
 
-def resolve(
+def resolve_backend(
     backend: str | CompilerFunction,
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
@@ -46,7 +46,7 @@ def resolve(
         backend.options(options)
     else:
         _require_compiler(backend, options)
-    return _interned(with_options(backend, options, dynamic)) if options else backend
+    return _interned(wrap_backend_with_options(backend, options, dynamic)) if options else backend
 
 
 def refuses_eager(backend: Any) -> bool:

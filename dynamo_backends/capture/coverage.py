@@ -11,18 +11,18 @@ from typing import Any, overload
 from rich.console import Group
 from rich.table import Table
 
-from dynamo_backends._torch_private import control
+from dynamo_backends._torch_private import dynamo_control as control
+from dynamo_backends.capture.callback_scopes import (
+    Callback,
+    CallbackScope,
+    Hook,
+    forbid_compiled_code,
+    forbid_new_compilations,
+)
 from dynamo_backends.capture.first_call import optimize
 from dynamo_backends.capture.metering import GraphSize, Meter
-from dynamo_backends.capture.rendering import Rendered, traffic_table
-from dynamo_backends.capture.scopes import (
-    Callback,
-    Hook,
-    Scope,
-    nothing_compiled,
-    nothing_new,
-)
-from dynamo_backends.interface.report import GraphReport, Served, record
+from dynamo_backends.capture.rendering import RichRenderable, traffic_table
+from dynamo_backends.interface.report import GraphReport, ServedCalls, record
 
 
 @dataclass
@@ -45,7 +45,7 @@ class GraphCoverage:
 
 
 @dataclass(frozen=True)
-class Recompiled:
+class RecompiledFrame:
     """A recompiled frame and the guard that failed.
 
     Attributes:
@@ -58,7 +58,7 @@ class Recompiled:
 
 
 @dataclass
-class Coverage(Rendered):
+class Coverage(RichRenderable):
     """The result of `coverage`: what ran in graphs, what in eager, and why.
 
     Attributes:
@@ -74,13 +74,13 @@ class Coverage(Rendered):
     eager_ops: Counter[str] = field(default_factory=Counter)
     seconds_in_eager: float = 0.0
     frames_compiled: int = 0
-    recompilations: list[Recompiled] = field(default_factory=list)
+    recompilations: list[RecompiledFrame] = field(default_factory=list)
     result: Any = field(default=None, repr=False, compare=False)
     _reports: list[GraphReport] = field(default_factory=list, repr=False, compare=False)
     _recorder: "_Recorder | None" = field(default=None, repr=False, compare=False)
 
     @property
-    def served(self) -> tuple[Served, ...]:
+    def served(self) -> tuple[ServedCalls, ...]:
         """Returns the programs or fallbacks that served dynamic-shape calls; kept on `restart`."""
         return tuple(row for report in self._reports for row in report.traffic())
 
@@ -229,11 +229,11 @@ class _Recorder:
         self._found = found
         self._graphs: dict[GraphSize, GraphCoverage] = {}
 
-    def eager_op(self, name: str, seconds: float) -> None:
+    def on_eager_op(self, name: str, seconds: float) -> None:
         self._found.eager_ops[name] += 1
         self._found.seconds_in_eager += seconds
 
-    def graph_call(self, graph: GraphSize, seconds: float) -> None:
+    def on_graph_call(self, graph: GraphSize, seconds: float) -> None:
         entry = self._graphs.get(graph)
         if entry is None:
             entry = self._graphs[graph] = GraphCoverage(graph.function, graph.ops, graph.exact)
@@ -241,14 +241,14 @@ class _Recorder:
         entry.calls += 1
         entry.seconds += seconds
 
-    def frame(self, function: str) -> None:
+    def on_frame_compiled(self, function: str) -> None:
         self._found.frames_compiled += 1
 
-    def recompilation(self, function: str, reason: str) -> None:
-        self._found.recompilations.append(Recompiled(function, reason))
+    def on_recompilation(self, function: str, reason: str) -> None:
+        self._found.recompilations.append(RecompiledFrame(function, reason))
 
     def restart(self) -> None:
-        self.meter.catch_up()
+        self.meter.report_recompilations()
         self._graphs.clear()
         found = self._found
         found.graphs, found.recompilations = [], []
@@ -298,7 +298,7 @@ def _graphs_table(found: Coverage) -> Table:
     return table
 
 
-def run() -> "NoCompilation":
+def run() -> "CompiledOnlyScope":
     """Runs what is compiled and compiles nothing new: the rest runs in eager.
 
     A shape, a dtype or a branch that was not seen before costs its eager time, never a
@@ -313,10 +313,10 @@ def run() -> "NoCompilation":
         ...     compiled(images)
         >>> serve = run()(compiled)
     """
-    return NoCompilation()
+    return CompiledOnlyScope()
 
 
-def disable() -> "Disable":
+def disable() -> "DisableScope":
     """Runs everything in eager, compiled code too: a decorator and a context manager like `run`.
 
     Inside a captured function, a call of a function under it is a graph break.
@@ -325,7 +325,7 @@ def disable() -> "Disable":
         >>> with disable():
         ...     expected = compiled(images)
     """
-    return Disable()
+    return DisableScope()
 
 
 def reset() -> None:
@@ -335,7 +335,7 @@ def reset() -> None:
     torch.compiler.reset()
 
 
-class NoCompilation(Scope):
+class CompiledOnlyScope(CallbackScope):
     """What `run()` returns: a decorator and context manager; compiles nothing new inside."""
 
     def __repr__(self) -> str:
@@ -346,16 +346,16 @@ class NoCompilation(Scope):
         """Wraps a function, generator function or module to compile nothing when called."""
         if inspect.isgeneratorfunction(fn):
             return control.run_within(lambda: self, fn)
-        return control.wrap_to_run_only(fn, nothing_new)
+        return control.wrap_to_run_only(fn, forbid_new_compilations)
 
     def _callback(self) -> Callback:
         return False
 
     def _hooks(self) -> tuple[Hook, ...]:
-        return (nothing_new,)
+        return (forbid_new_compilations,)
 
 
-class Disable(Scope):
+class DisableScope(CallbackScope):
     """The decorator and context manager `disable()`: everything runs in eager."""
 
     def __repr__(self) -> str:
@@ -364,7 +364,7 @@ class Disable(Scope):
 
     def __call__(self, fn: Any) -> Any:
         """Returns the function, generator function or module, which always runs in eager."""
-        return control.disabled(fn, self._around)
+        return control.wrap_as_disabled(fn, self._around)
 
     def _around(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn):
@@ -381,4 +381,4 @@ class Disable(Scope):
         return None
 
     def _hooks(self) -> tuple[Hook, ...]:
-        return (nothing_compiled,)
+        return (forbid_compiled_code,)

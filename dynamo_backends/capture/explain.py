@@ -21,19 +21,25 @@ from typing import Any, Self
 from torch import fx
 
 from dynamo_backends._torch_private import copy_captured, inline_regions
-from dynamo_backends._torch_private import watching as private
-from dynamo_backends.capture.backend_resolution import refuses_eager, resolve
-from dynamo_backends.capture.breaks import GraphBreak, function_name, merge, noted_breaks, start_of
+from dynamo_backends._torch_private import dynamo_monitoring as private
+from dynamo_backends.capture.backend_resolution import refuses_eager, resolve_backend
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
+from dynamo_backends.capture.graph_breaks import (
+    GraphBreak,
+    first_line_of_code,
+    function_name,
+    merge_graph_breaks,
+    record_graph_breaks,
+)
 from dynamo_backends.capture.guards import (
     Guard,
     Recompilation,
+    parse_recompilation,
     read_guards,
-    recompilation,
-    summarize,
+    summarize_guards,
 )
-from dynamo_backends.capture.switched import Switched
-from dynamo_backends.capture.warming import differentiate
+from dynamo_backends.capture.switchable_graph import SwitchableGraph
+from dynamo_backends.capture.warming import compute_sum_gradients
 from dynamo_backends.graph.graph import user_lines
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.report import GraphReport
@@ -60,7 +66,7 @@ class CapturedGraph:
     captures: frozenset[int]
     recompiled: bool
     lines: tuple[str, ...] = ()
-    run: Switched | None = None
+    run: SwitchableGraph | None = None
 
 
 @dataclass
@@ -69,14 +75,14 @@ class _Frame:
     failures: list[str] = field(default_factory=list)
 
 
-class Observer:
+class CompilationObserver:
     """Compiles functions with a backend and records graphs, breaks and guards.
 
     Args:
         backend: Called with each captured graph and its inputs.
         dynamic: As for `torch.compile`.
         switched: Whether captured graphs can run in eager instead.
-        refusing: See `noted_breaks`.
+        refusing: See `record_graph_breaks`.
     """
 
     def __init__(
@@ -96,7 +102,7 @@ class Observer:
         self._refusing = refusing
         self._frames: list[_Frame] = []
         self._codes: dict[int, CodeType] = {}  # by identity: equal code is not the same code
-        self._region = private.Region(
+        self._region = private.DynamoCacheRegion(
             self._compile, self._watch, self._take_guards, self._take_failure, dynamic
         )
 
@@ -123,12 +129,12 @@ class Observer:
         frame = _Frame(code)
         self._frames.append(frame)
         try:
-            with noted_breaks(code, self.breaks, self._refusing):
+            with record_graph_breaks(code, self.breaks, self._refusing):
                 yield
         finally:
             self._frames.pop()
             if frame.failures:
-                self.recompilations.append(recompilation(frame.failures, code, self.guards))
+                self.recompilations.append(parse_recompilation(frame.failures, code, self.guards))
 
     def _compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         frame = self._frames[-1]
@@ -146,7 +152,7 @@ class Observer:
         graph = CapturedGraph(frame.code, operators, seconds, captures, bool(frame.failures), lines)
         self.graphs.append(graph)
         if self._switched:
-            graph.run = Switched(compiled, captured)
+            graph.run = SwitchableGraph(compiled, captured)
             return graph.run.__call__
         return compiled
 
@@ -257,7 +263,7 @@ class Explainer:
         self._name = backend if isinstance(backend, str) else _name(backend)
         resolved = _resolve(backend, options, dynamic)
         refusing = self._name if refuses_eager(resolved) else ""
-        self._observer = Observer(resolved, dynamic, switched, refusing)
+        self._observer = CompilationObserver(resolved, dynamic, switched, refusing)
         self._stack = contextlib.ExitStack()
         self._bisect = bisect
         self._slow = slow
@@ -302,12 +308,12 @@ class Explainer:
         """
         start = time.perf_counter()
         try:
-            differentiate(results)
+            compute_sum_gradients(results)
         except RuntimeError as error:
             self._notes.append(f"The backward pass of the results failed: {error}")
         self._seconds += time.perf_counter() - start
 
-    def switches(self) -> list[Switched]:
+    def switches(self) -> list[SwitchableGraph]:
         """Returns the switch between eager and compiled of each graph, in order of `graphs`.
 
         Raises:
@@ -336,8 +342,8 @@ class Explainer:
             self._calls,
             self._seconds,
             graphs,
-            merge(seen.breaks),
-            summarize(seen.guards),
+            merge_graph_breaks(seen.breaks),
+            summarize_guards(seen.guards),
             tuple(seen.recompilations),
             tuple(notes),
         )
@@ -346,7 +352,7 @@ class Explainer:
         reports = [r for r in self._observer.reports if r.capture in captured.captures]
         return GraphExplanation(
             function_name(captured.code),
-            start_of(captured.code),
+            first_line_of_code(captured.code),
             dict(captured.operators.most_common()),
             captured.seconds,
             captured.recompiled,
@@ -390,5 +396,5 @@ def _name(backend: Callable[..., Any]) -> str:
 def _resolve(
     backend: BackendLike, options: Mapping[str, Any] | None, dynamic: bool | None
 ) -> Callable[..., Any]:
-    found = resolve(backend, options, dynamic)
+    found = resolve_backend(backend, options, dynamic)
     return private.backend_function(found) if isinstance(found, str) else found

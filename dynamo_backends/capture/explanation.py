@@ -12,17 +12,17 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from dynamo_backends.capture.breaks import GraphBreak, Source
+from dynamo_backends.capture.graph_breaks import GraphBreak, SourceLine
 from dynamo_backends.capture.guards import Guards, Recompilation
 from dynamo_backends.capture.rendering import (
-    Rendered,
+    RichRenderable,
     candidates_table,
-    measured_text,
+    format_measurements,
+    format_tuning_seconds,
     traffic_table,
-    tuning_seconds,
 )
-from dynamo_backends.interface.counters import in_words
-from dynamo_backends.interface.report import Fallback, GraphReport, InputReport, plain
+from dynamo_backends.interface.counters import format_stage_seconds
+from dynamo_backends.interface.report import Fallback, GraphReport, InputReport, to_json_types
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GraphExplanation:
     """
 
     function: str
-    source: Source | None
+    source: SourceLine | None
     operators: Mapping[str, int]
     seconds: float
     recompiled: bool = False
@@ -56,7 +56,7 @@ class GraphExplanation:
 
 
 @dataclass(frozen=True)
-class Explanation(Rendered):
+class Explanation(RichRenderable):
     """The report of a function or module under a compiler; `print` it, or use it as data.
 
     Attributes:
@@ -98,7 +98,7 @@ class Explanation(Rendered):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the whole explanation in types that JSON has."""
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        return {f.name: to_json_types(getattr(self, f.name)) for f in fields(self)}
 
     def save(self, path: str | Path) -> None:
         """Writes the explanation to a JSON file.
@@ -111,7 +111,7 @@ class Explanation(Rendered):
 
     def __rich__(self) -> "RenderableType":
         """Returns the report, for rich's `print`."""
-        return render(self)
+        return render_explanation(self)
 
 
 _LISTED_INPUTS = 12
@@ -121,7 +121,7 @@ _LISTED_GUARDS = 8
 _TELLING = frozenset({"CONSTANT_MATCH", "EQUALS_MATCH", "SHAPE_ENV"})  # about values and sizes
 
 
-def render(explanation: "Explanation") -> RenderableType:
+def render_explanation(explanation: "Explanation") -> RenderableType:
     """Renders an explanation for a rich console."""
     parts: list[RenderableType] = [_head(explanation)]
     for i, graph in enumerate(explanation.graphs, 1):
@@ -140,17 +140,17 @@ def render(explanation: "Explanation") -> RenderableType:
 def _head(e: "Explanation") -> RenderableType:
     counts = ", ".join(
         (
-            count(len(e.graphs), "graph"),
-            count(e.ops, "operation"),
-            count(sum(b.count for b in e.breaks), "graph break"),
-            count(len(e.recompilations), "recompilation"),
-            count(e.guards.count, "guard"),
+            format_count(len(e.graphs), "graph"),
+            format_count(e.ops, "operation"),
+            format_count(sum(b.count for b in e.breaks), "graph break"),
+            format_count(len(e.recompilations), "recompilation"),
+            format_count(e.guards.count, "guard"),
         )
     )
     line = Text.assemble((e.function, "bold"), f" with {e.backend}: {counts}")
     if e.chosen:
         line.append("; chosen: " + ", ".join(f"{name} {n}" for name, n in e.chosen))
-    times = f"{count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
+    times = f"{format_count(e.calls, 'call')} took {e.seconds:.2f} s, compilation included"
     return Group(line, Text(times, style="dim"))
 
 
@@ -159,7 +159,7 @@ def _graph(number: int, graph: "GraphExplanation") -> Iterable[RenderableType]:
     yield _title(f"Graph {number} of {graph.function}{again}")
     if graph.source is not None:
         yield _line(str(graph.source), style="dim")
-    yield _line(f"{count(graph.ops, 'operation')}: {_counted(graph.operators)}")
+    yield _line(f"{format_count(graph.ops, 'operation')}: {_counted(graph.operators)}")
     if not graph.reports:
         yield _line(f"compiled in {graph.seconds:.2f} s")
     for report in graph.reports:
@@ -171,7 +171,7 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     if report.ops_on_inductor:
         where.append(f"{report.ops_on_inductor} on inductor")
     where.append(f"{report.ops_in_eager} in eager")
-    blocks = count(report.blocks, "block")
+    blocks = format_count(report.blocks, "block")
     yield _line(f"{report.kind} graph: operators {', '.join(where)}; {blocks}", "bold")
     if report.reverted:
         yield _line(f"reverted: {report.reverted}", "yellow")
@@ -195,7 +195,9 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     if report.tolerance:
         yield _line(_int8(report), indent=4)
     if report.tuned:
-        yield _line(f"{count(report.tuned, 'fused function')} with a tuned schedule", indent=4)
+        yield _line(
+            f"{format_count(report.tuned, 'fused function')} with a tuned schedule", indent=4
+        )
     yield from _inputs(report)
     for text in report.output_aliases:
         yield _line(text, indent=4)
@@ -205,7 +207,7 @@ def _report(report: GraphReport) -> Iterable[RenderableType]:
     if report.tuning:
         yield _line(f"background tuning: {report.tuning}", indent=4)
     if report.candidates:
-        yield _line(tuning_seconds(report.candidates, report.tuning_seconds), indent=4)
+        yield _line(format_tuning_seconds(report.candidates, report.tuning_seconds), indent=4)
         yield Padding(candidates_table(report), (0, 0, 0, 4))
 
 
@@ -214,7 +216,7 @@ def _int8(report: GraphReport) -> str:
     text = f"{report.precision or 'int8'}: tolerance {report.tolerance}"
     if not report.measured:
         return text
-    text = f"{text}; {measured_text(report.measured)} on held-out batches"
+    text = f"{text}; {format_measurements(report.measured)} on held-out batches"
     if report.in_float:
         text += f"; the first {report.in_float:.0%} of the quantizable layers stay in float32"
     return text
@@ -229,7 +231,9 @@ def _parts(report: GraphReport) -> str:
 def _fallbacks(fallbacks: Iterable[Fallback]) -> Iterable[RenderableType]:
     for each in fallbacks:
         style = "dim" if each.by_design else "yellow"
-        yield _line(f"in eager: {each.op} ({count(each.count, 'call')}): {each.reason}", style, 4)
+        yield _line(
+            f"in eager: {each.op} ({format_count(each.count, 'call')}): {each.reason}", style, 4
+        )
         if each.source is not None:
             yield _line(f"at {each.source}", "dim", 6)
 
@@ -262,11 +266,11 @@ def _shared(each: InputReport) -> str:
 
 
 def _compilations(report: GraphReport) -> Iterable[RenderableType]:
-    made = count(report.executables, "executable")
+    made = format_count(report.executables, "executable")
     hits = f", {report.cache_hits} from the disk cache" if report.cache_hits else ""
     bound = f"; weights were prepared again {report.rebinds} times" if report.rebinds else ""
     yield _line(f"{made}{hits}, {report.compile_seconds:.2f} s{bound}", indent=4)
-    if stages := in_words(report.stage_seconds):
+    if stages := format_stage_seconds(report.stage_seconds):
         yield _line(f"seconds of each stage: {stages}", indent=6)
     if report.symbols:
         ranges = ", ".join(f"{name} {text}" for name, text in report.symbols.items())
@@ -318,7 +322,7 @@ def _line(text: str, style: str = "", indent: int = 2) -> RenderableType:
     return Padding(Text(text, style=style), (0, 0, 0, indent))
 
 
-def count(n: int, what: str) -> str:
+def format_count(n: int, what: str) -> str:
     """Formats a number with its noun, such as "2 graphs" or "1 graph"."""
     return f"{n} {what}{'' if n == 1 else 's'}"
 

@@ -22,15 +22,23 @@ from typing import Any
 
 from torch import nn
 
-from dynamo_backends._torch_private import control
-from dynamo_backends._torch_private import watching as private
-from dynamo_backends.capture.backend_resolution import CompilerFunction, refuses_eager, resolve
-from dynamo_backends.capture.breaks import GraphBreak, merge, noted_breaks
-from dynamo_backends.capture.scopes import Callback, Hook, Scope
+from dynamo_backends._torch_private import dynamo_control as control
+from dynamo_backends._torch_private import dynamo_monitoring as private
+from dynamo_backends.capture.backend_resolution import (
+    CompilerFunction,
+    refuses_eager,
+    resolve_backend,
+)
+from dynamo_backends.capture.callback_scopes import Callback, CallbackScope, Hook
+from dynamo_backends.capture.graph_breaks import GraphBreak, merge_graph_breaks, record_graph_breaks
 from dynamo_backends.interface import captures
 from dynamo_backends.interface.compiler import Compiler
-from dynamo_backends.interface.publishing import NO_OPERATORS, publish_uncaptured, uncaptured_error
-from dynamo_backends.interface.report import GraphReport, is_apart
+from dynamo_backends.interface.publishing import (
+    NO_OPERATORS,
+    publish_nothing_compiled,
+    uncaptured_error,
+)
+from dynamo_backends.interface.report import GraphReport, is_trial_thread
 
 NOT_LOOKED_AT = "Dynamo does not trace this code, because it belongs to torch or is a builtin."
 
@@ -52,7 +60,7 @@ class _Call(captures.Captures):
     def cause(self) -> str:
         """Returns why nothing was captured, in sentences."""
         if self.breaks:
-            return " ".join(str(found) for found in merge(self.breaks)[:3])
+            return " ".join(str(found) for found in merge_graph_breaks(self.breaks)[:3])
         return NO_OPERATORS if self.frames or self.graphs else NOT_LOOKED_AT
 
 
@@ -77,7 +85,7 @@ class FirstCallCheck:
         private.wrap_frame_conversion(context, self._noting)
         context.enter_exit_hooks.append(self._enter)
 
-    def watch(self, compiled: Any) -> None:
+    def register_compiled(self, compiled: Any) -> None:
         """Registers the function or module that the decorator returned."""
         code = getattr(getattr(compiled, "_torchdynamo_orig_callable", None), "__code__", None)
         if isinstance(code, CodeType) and not isinstance(compiled, nn.Module):
@@ -89,17 +97,17 @@ class FirstCallCheck:
         call.frames.append(code)
         # A block captures whatever generator its lines go through.
         refuses = self._refuses and (self._codes or not code.co_flags & inspect.CO_GENERATOR)
-        with noted_breaks(code, call.breaks, self._backend if refuses else ""):
+        with record_graph_breaks(code, call.breaks, self._backend if refuses else ""):
             yield
 
     def _enter(self) -> Callable[[], None]:
         """Returns a hook of the decorator, before a call."""
-        if not private.compiles_now() or getattr(self._threads, "call", None) is not None:
+        if not private.is_dynamo_enabled() or getattr(self._threads, "call", None) is not None:
             return _nothing
         private.retry_skipped(self._codes)  # which other functions may have in common with it
         call = self._threads.call = _Call(error=sys.exc_info()[1])
         captures.thread.calls.append(call)
-        return functools.partial(self._leave, call, private.reused_code(captures.note_reuse))
+        return functools.partial(self._leave, call, private.watch_code_reuse(captures.note_reuse))
 
     def _leave(self, call: _Call, end: Callable[[], None]) -> None:
         """Returns what the hook returns after the call."""
@@ -118,7 +126,7 @@ class FirstCallCheck:
     def _reuses_graphs(self, call: _Call) -> bool:
         """Returns whether graphs ran that were captured before."""
         frames = {id(code) for code in call.frames}
-        return bool(call.reused) and private.have_graphs(self._context, frames)
+        return bool(call.reused) and private.has_compiled_graphs(self._context, frames)
 
     def _end(self) -> None:
         with contextlib.suppress(ValueError):  # another thread was faster
@@ -128,16 +136,16 @@ class FirstCallCheck:
         if self._refuses:
             raise uncaptured_error(self._backend, self._name, self._cause)
         self._end()
-        if is_first and not is_apart():
+        if is_first and not is_trial_thread():
             report = GraphReport(self._backend, "inference")
-            publish_uncaptured(report, self._name, self._cause)
+            publish_nothing_compiled(report, self._name, self._cause)
 
 
 def _nothing() -> None:
     pass
 
 
-def check_of(context: Any, backend: Any, fn: Any) -> FirstCallCheck | None:
+def get_first_call_check(context: Any, backend: Any, fn: Any) -> FirstCallCheck | None:
     """Returns the check of Dynamo's decorator, made once; None if it needs no check.
 
     Args:
@@ -145,7 +153,7 @@ def check_of(context: Any, backend: Any, fn: Any) -> FirstCallCheck | None:
         backend: What it hands graphs to, a compiler object or torch's wrapper of one.
         fn: What it is applied to.
     """
-    if not private.breaks_graphs(context):
+    if not private.allows_graph_breaks(context):
         return None
     check: FirstCallCheck | None = getattr(context, "_dynamo_backends_check", None)
     if check is None:
@@ -155,7 +163,7 @@ def check_of(context: Any, backend: Any, fn: Any) -> FirstCallCheck | None:
     return check
 
 
-def check_block(context: Any) -> None:
+def install_block_check(context: Any) -> None:
     """Installs the check for `with` blocks of Dynamo's decorator, for our backends only.
 
     Args:
@@ -163,7 +171,7 @@ def check_block(context: Any) -> None:
     """
     backend = private.backend_of(context)
     if isinstance(getattr(backend, "compiler_fn", backend), Compiler):
-        check_of(context, backend, None)
+        get_first_call_check(context, backend, None)
 
 
 def _name(fn: Any) -> str:
@@ -183,7 +191,7 @@ def optimize(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     options: Mapping[str, Any] | None = None,
-) -> "Optimize":
+) -> "OptimizeScope":
     """Captures graphs with Dynamo and compiles them: a decorator and a context manager.
 
     Examples:
@@ -213,11 +221,11 @@ def optimize(
         OptionError: An option is wrong.
         TypeError: The first argument is no backend.
     """
-    backend = resolve(backend_or_compiler_fn, options, dynamic)
-    return Optimize(backend, dynamic, fullgraph)
+    backend = resolve_backend(backend_or_compiler_fn, options, dynamic)
+    return OptimizeScope(backend, dynamic, fullgraph)
 
 
-class Optimize(Scope):
+class OptimizeScope(CallbackScope):
     """The decorator and context manager that `optimize` returns.
 
     Attributes:
@@ -230,7 +238,7 @@ class Optimize(Scope):
         self._dynamic = dynamic
         self._fullgraph = fullgraph
         self._context = self._new_context()
-        check_block(self._context)
+        install_block_check(self._context)
 
     def __repr__(self) -> str:
         """As a call that makes it, less what it is called without."""
@@ -250,7 +258,10 @@ class Optimize(Scope):
 
     def _callback(self) -> Callback:
         callback: Callable[..., Any] | None = getattr(self._context, "callback", None)
-        return control.CaptureEverything(callback) if callback is not None else None
+        return control.CaptureTorchNNCallback(callback) if callback is not None else None
 
     def _hooks(self) -> tuple[Hook, ...]:
-        return (control.CaptureEverything.ask_again, *control.entry_hooks(self._context))
+        return (
+            control.CaptureTorchNNCallback.retry_torch_nn_frames,
+            *control.entry_hooks(self._context),
+        )

@@ -8,12 +8,12 @@ from types import CodeType
 from typing import Any
 
 from dynamo_backends.aot.inputs import user_expression
-from dynamo_backends.capture.breaks import (
-    Source,
+from dynamo_backends.capture.graph_breaks import (
+    SourceLine,
+    first_line_of_code,
     function_name,
-    line_of,
-    start_of,
-    user_line,
+    innermost_user_line,
+    read_source_line,
 )
 
 
@@ -33,7 +33,7 @@ class Guard:
     kind: str
     checks: tuple[str, ...]
     function: str
-    source: Source | None = None
+    source: SourceLine | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Recompilation:
     function: str
     kind: str
     reason: str
-    source: Source | None
+    source: SourceLine | None
     others: tuple[str, ...] = ()
 
 
@@ -80,20 +80,22 @@ def read_guards(guards: Collection[Any], code: CodeType) -> list[Guard]:
             guard.create_fn_name(),
             tuple(user_expression(c) for c in guard.code_list or ()),
             name,
-            user_line(guard.user_stack),
+            innermost_user_line(guard.user_stack),
         )
         for guard in sorted(guards, key=lambda g: (g.name, g.create_fn_name()))
     ]
 
 
-def summarize(guards: Iterable[Guard]) -> Guards:
+def summarize_guards(guards: Iterable[Guard]) -> Guards:
     """Counts guards by kind; returns the counts with all guards."""
     listed = tuple(guards)
     kinds = Counter(guard.kind for guard in listed)
     return Guards(len(listed), dict(kinds.most_common()), listed)
 
 
-def recompilation(failures: list[str], code: CodeType, known: Iterable[Guard]) -> Recompilation:
+def parse_recompilation(
+    failures: list[str], code: CodeType, known: Iterable[Guard]
+) -> Recompilation:
     """Parses Dynamo's recompile reasons, latest first, into a `Recompilation`.
 
     Args:
@@ -102,7 +104,9 @@ def recompilation(failures: list[str], code: CodeType, known: Iterable[Guard]) -
         known: The guards of earlier compilations.
     """
     reasons = [_clean(failure) for failure in failures]
-    source = _line_in(failures[0]) or _line_of_guard(reasons[0], code, known) or start_of(code)
+    source = (
+        _line_in(failures[0]) or _line_of_guard(reasons[0], code, known) or first_line_of_code(code)
+    )
     kind = next((k for pattern, k in _KINDS if re.search(pattern, reasons[0])), "other")
     return Recompilation(function_name(code), kind, reasons[0], source, tuple(reasons[1:]))
 
@@ -128,12 +132,12 @@ def _clean(failure: str) -> str:
     return user_expression(first.strip())
 
 
-def _line_in(failure: str) -> Source | None:
+def _line_in(failure: str) -> SourceLine | None:
     places = re.findall(r'File "([^"]+)", line (\d+)', failure)
-    return line_of(places[-1][0], int(places[-1][1])) if places else None
+    return read_source_line(places[-1][0], int(places[-1][1])) if places else None
 
 
-def _line_of_guard(reason: str, code: CodeType, known: Iterable[Guard]) -> Source | None:
+def _line_of_guard(reason: str, code: CodeType, known: Iterable[Guard]) -> SourceLine | None:
     named = re.match(r"tensor '([^']+)'", reason)
     if named is None:
         return None

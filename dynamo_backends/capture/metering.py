@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import control, mode_of
+from dynamo_backends._torch_private import dynamo_control as control
+from dynamo_backends._torch_private import find_fake_mode
 
 _FRAME = re.compile(r"^\d+/\d+: ")
 """Reasons begin with which compilation of which frame it was; numbers differ from run to run."""
@@ -46,19 +47,19 @@ class GraphSize:
     exact: bool
 
 
-class Listener(Protocol):
+class MeterListener(Protocol):
     """The callbacks that a `Meter` calls for each event."""
 
-    def eager_op(self, name: str, seconds: float) -> None:
+    def on_eager_op(self, name: str, seconds: float) -> None:
         """Called after an ATen call outside every graph, with its seconds."""
 
-    def graph_call(self, graph: GraphSize, seconds: float) -> None:
+    def on_graph_call(self, graph: GraphSize, seconds: float) -> None:
         """Called after a captured graph ran, with its seconds."""
 
-    def frame(self, function: str) -> None:
+    def on_frame_compiled(self, function: str) -> None:
         """Called when Dynamo has compiled a frame."""
 
-    def recompilation(self, function: str, reason: str) -> None:
+    def on_recompilation(self, function: str, reason: str) -> None:
         """Called for a frame that was compiled again, with the guard that failed."""
 
 
@@ -73,7 +74,7 @@ _thread = _Thread()
 class Meter:
     """Reports this thread's eager operators, graph calls and compilations to a listener."""
 
-    def __init__(self, listener: Listener):
+    def __init__(self, listener: MeterListener):
         self._listener = listener
         self._mode = _EagerOps(self)
         self._ids: dict[str, str] = {}
@@ -90,33 +91,33 @@ class Meter:
             if threading.get_ident() == thread:
                 self._frame_compiled(code)
 
-        with control.intercepted_graphs(_watched), control.compiled_frames(told):
+        with control.intercepting_graphs(_watched), control.watching_compiled_frames(told):
             _thread.meters.append(self)
             try:
                 with self._mode:
                     yield
             finally:
                 _thread.meters.remove(self)
-                self.catch_up()
+                self.report_recompilations()
 
-    def eager_op(self, name: str, seconds: float) -> None:
+    def report_eager_op(self, name: str, seconds: float) -> None:
         """Reports an eager ATen call to the listener."""
-        self._listener.eager_op(name, seconds)
+        self._listener.on_eager_op(name, seconds)
 
-    def run(self, graph: GraphSize, call: Callable[[], Any]) -> Any:
+    def run_graph(self, graph: GraphSize, call: Callable[[], Any]) -> Any:
         """Runs a graph, times it, and reports it to the listener."""
         self.paused += 1
         try:
-            with control.left_out(self._mode):
+            with control.popping_dispatch_mode(self._mode):
                 start = time.perf_counter()
                 result = call()
                 seconds = time.perf_counter() - start
         finally:
             self.paused -= 1
-        self._listener.graph_call(graph, seconds)
+        self._listener.on_graph_call(graph, seconds)
         return result
 
-    def catch_up(self) -> None:
+    def report_recompilations(self) -> None:
         """Reports the recompilations that Dynamo recorded since the last report."""
         metrics = control.compilation_metrics()
         start = next((i for i, m in enumerate(metrics, 1) if m is self._last_metric), 0)
@@ -124,29 +125,34 @@ class Meter:
             function = self._ids.get(str(metric.compile_id))
             if function is not None and metric.recompile_reason is not None:
                 reason = _FRAME.sub("", metric.recompile_reason)
-                self._listener.recompilation(function, reason)
+                self._listener.on_recompilation(function, reason)
         if metrics:
             self._last_metric = metrics[-1]
 
     def _frame_compiled(self, code: CodeType) -> None:
-        self.catch_up()  # before Dynamo's record, which is bounded, drops what it has
-        function = described(code)
-        self._ids[str(control.compile_id())] = function
-        self._listener.frame(function)
+        self.report_recompilations()  # before Dynamo's record, which is bounded, drops what it has
+        function = describe_code(code)
+        self._ids[str(control.current_compile_id())] = function
+        self._listener.on_frame_compiled(function)
 
 
-class _EagerOps(control.RuntimeMode):
+class _EagerOps(control.DynamoTransparentMode):
     def __init__(self, meter: Meter):
         super().__init__()
         self._meter = meter
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         meter = self._meter
-        if not _counts(func) or meter.paused or control.compile_id() or control.in_backward():
+        if (
+            not _counts(func)
+            or meter.paused
+            or control.current_compile_id()
+            or control.is_in_backward()
+        ):
             return func(*args, **(kwargs or {}))
         start = time.perf_counter()
         result = func(*args, **(kwargs or {}))
-        meter.eager_op(str(func), time.perf_counter() - start)
+        meter.report_eager_op(str(func), time.perf_counter() - start)
         return result
 
 
@@ -155,20 +161,20 @@ def _watched(
 ) -> Callable[..., Any]:
     if not _thread.meters:
         return compile_graph()
-    size = graph_size(described(code), gm)
+    size = count_graph_ops(describe_code(code), gm)
     compiled = compile_graph()
 
     @functools.wraps(compiled)
     def graph(*args: Any) -> Any:
         call = functools.partial(compiled, *args)
         for meter in _thread.meters:
-            call = functools.partial(meter.run, size, call)
+            call = functools.partial(meter.run_graph, size, call)
         return call()
 
     return graph
 
 
-def graph_size(function: str, gm: fx.GraphModule) -> GraphSize:
+def count_graph_ops(function: str, gm: fx.GraphModule) -> GraphSize:
     """Counts a captured graph's ATen calls on fake tensors; its torch calls if that fails."""
     try:
         return GraphSize(function, _count_on_fakes(gm), exact=True)
@@ -177,7 +183,7 @@ def graph_size(function: str, gm: fx.GraphModule) -> GraphSize:
         return GraphSize(function, calls, exact=False)
 
 
-class CountCalls(control.RuntimeMode):
+class CallCountMode(control.DynamoTransparentMode):
     """A dispatch mode that counts ATen calls."""
 
     def __init__(self) -> None:
@@ -197,8 +203,8 @@ def _counts(func: Any) -> bool:
 
 def _count_on_fakes(gm: fx.GraphModule) -> int:
     examples = [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]
-    mode = mode_of(examples)
-    calls = CountCalls()
+    mode = find_fake_mode(examples)
+    calls = CallCountMode()
     if mode is None:  # it has no tensor inputs
         raise ValueError("no fake tensors")
     with contextlib.ExitStack() as stack:
@@ -228,6 +234,6 @@ def _fresh(example: Any) -> Any:
     return made.view_as(made) if example.requires_grad else made
 
 
-def described(code: CodeType) -> str:
+def describe_code(code: CodeType) -> str:
     """Formats a code object as "name (file:line)"."""
     return f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import control
+from dynamo_backends._torch_private import dynamo_control as control
 from dynamo_backends._torch_private.symbols import marked_ranges
 from dynamo_backends.capture.warming import WarmUp, warm_up_calls
 from dynamo_backends.interface.compiler import compiler
@@ -86,7 +86,7 @@ def precompile(
     return compiled, warm_up_calls(compiled, calls)
 
 
-def resized(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+def resize_by_repeating(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Repeats or cuts a tensor's elements along each dimension to reach another shape.
 
     Args:
@@ -198,7 +198,7 @@ def _with_sizes(value: Any, leaf: int, ranges: _Ranges, sizes: Mapping[Any, int]
     shape = [wanted.get(dim, size) for dim, size in enumerate(value.shape)]
     if shape == list(value.shape):
         return value
-    made = resized(value, shape)
+    made = resize_by_repeating(value, shape)
     for dim in wanted:
         _mark(made, dim, ranges[leaf, dim])
     return made

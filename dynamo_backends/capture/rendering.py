@@ -8,10 +8,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dynamo_backends.interface.report import CandidateReport, GraphReport, Served
+from dynamo_backends.interface.report import CandidateReport, GraphReport, ServedCalls
 
 
-class Rendered:
+class RichRenderable:
     """A mixin that prints as text and shows as HTML in notebooks, through rich."""
 
     def __rich__(self) -> RenderableType:
@@ -51,10 +51,10 @@ def _console() -> Console:
 
 def candidates_table(report: GraphReport) -> Table:
     """Makes a rich table with one row per autotune candidate of a report."""
-    return table_of(report.candidates, report.chosen)
+    return make_candidates_table(report.candidates, report.chosen)
 
 
-def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
+def make_candidates_table(rows: Iterable[CandidateReport], chosen: str) -> Table:
     """Makes a rich table of candidates: times, error, and why each was not chosen.
 
     Args:
@@ -73,17 +73,17 @@ def table_of(rows: Iterable[CandidateReport], chosen: str) -> Table:
     table.add_column("why not", overflow="fold")
     for row in rows:
         about = [row.graph or "graph"] if several else []
-        found = [measured_text(row.measured, "\n") or "-"] if measured else []
+        found = [format_measurements(row.measured, "\n") or "-"] if measured else []
         table.add_row(row.name, *about, *_figures(row), *found, _why(row, chosen))
     return table
 
 
-def measured_text(measured: Mapping[str, float], between: str = ", ") -> str:
+def format_measurements(measured: Mapping[str, float], between: str = ", ") -> str:
     """Formats what was measured on held-out batches, such as "cosine 0.9987"."""
     return between.join(f"{name} {value:.4g}" for name, value in measured.items())
 
 
-def tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:
+def format_tuning_seconds(rows: Iterable[CandidateReport], others: Mapping[str, float]) -> str:
     """Formats the seconds that tuning spent compiling, verifying and racing, in one line.
 
     Args:
@@ -120,7 +120,7 @@ def _why(row: CandidateReport, chosen: str) -> str:
 _LISTED = 20
 
 
-def traffic_table(served: Iterable[Served]) -> Table:
+def traffic_table(served: Iterable[ServedCalls]) -> Table:
     """Makes a rich table of programs and eager reasons by number of calls, most used first.
 
     Args:

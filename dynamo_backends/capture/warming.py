@@ -89,7 +89,7 @@ def warm_up_calls(compiled: Callable[..., Any], sets: Sequence[Call]) -> WarmUp:
                 said(f"round {number + 1}: inputs {i + 1} of {len(sets)}")
                 _call(compiled, args, kwargs)
                 calls += 1
-                background.wait()
+                background.wait_until_idle()
             complete = before == (_captured(), total.compilations)
             if complete:
                 break
@@ -106,7 +106,7 @@ def warm_up_calls(compiled: Callable[..., Any], sets: Sequence[Call]) -> WarmUp:
 def _call(compiled: Callable[..., Any], args: Any, kwargs: Any) -> None:
     results = compiled(*args, **kwargs)
     if torch.is_grad_enabled():
-        differentiate(results)
+        compute_sum_gradients(results)
 
 
 def _captured() -> int:
@@ -177,7 +177,7 @@ def _modules(compiled: Any) -> list[nn.Module]:
     return [x for x in found if isinstance(x, nn.Module)]
 
 
-def differentiate(results: Any) -> None:
+def compute_sum_gradients(results: Any) -> None:
     """Computes gradients of the results' sum and drops them; no `.grad` changes.
 
     Args:

@@ -9,7 +9,7 @@ from rich.console import Console
 from dynamo_backends.cli.bench import path, positive_number
 from dynamo_backends.cli.explain import built, model_arguments, parse_options, waiting_line
 from dynamo_backends.cli.listing import Row, print_rows
-from dynamo_backends.interface.errors import as_model_error
+from dynamo_backends.interface.errors import reraise_as_model_error
 
 if TYPE_CHECKING:
     from dynamo_backends.interface.report import CandidateReport
@@ -63,8 +63,8 @@ class Tune:
     @staticmethod
     def run(args: argparse.Namespace) -> int:
         """Tunes and prints each graph's candidates; returns the exit status."""
-        from dynamo_backends.autotune.decisions import Decisions
-        from dynamo_backends.capture.rendering import tuning_seconds
+        from dynamo_backends.autotune.decisions import DecisionStore
+        from dynamo_backends.capture.rendering import format_tuning_seconds
         from dynamo_backends.interface.report import record
 
         options = {"budget_s": args.budget, **parse_options(args.option)}
@@ -76,9 +76,9 @@ class Tune:
             console.print(title, markup=False, highlight=False)
             header = ("candidate", "compile s", "ms", "× eager")
             print_rows(console, header, [_row(each) for each in report.candidates])
-            line = tuning_seconds(report.candidates, report.tuning_seconds)
+            line = format_tuning_seconds(report.candidates, report.tuning_seconds)
             console.print(line, markup=False, highlight=False)
-        folder = Decisions().folder
+        folder = DecisionStore().folder
         console.print(f"decisions are in {folder}", markup=False, highlight=False, soft_wrap=True)
         return 0
 
@@ -131,13 +131,16 @@ def _compile(args: argparse.Namespace, backend: str, options: dict[str, Any]) ->
     """Calls a compiled model until nothing is compiled any more, and prints what was."""
     import torch
 
-    from dynamo_backends.capture.backend_resolution import resolve
+    from dynamo_backends.capture.backend_resolution import resolve_backend
     from dynamo_backends.capture.warming import warm_up_calls
 
-    resolved = resolve(backend, options)
+    resolved = resolve_backend(backend, options)
     model, calls = built(args, waiting_line())
     run = torch.compile(model, backend=resolved)
-    with torch.set_grad_enabled(args.train), as_model_error(f"{args.model} cannot be called"):
+    with (
+        torch.set_grad_enabled(args.train),
+        reraise_as_model_error(f"{args.model} cannot be called"),
+    ):
         done = warm_up_calls(run, [(tuple(args), dict(kwargs)) for args, kwargs in calls])
     compiled_here = done.executables - done.cache_hits
     print(

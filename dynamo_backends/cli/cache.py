@@ -16,7 +16,7 @@ from dynamo_backends.cli.listing import Row, print_rows
 from dynamo_backends.interface.errors import DecisionError
 
 if TYPE_CHECKING:
-    from dynamo_backends.autotune.decisions import Decision, Decisions
+    from dynamo_backends.autotune.decisions import Decision, DecisionStore
 
 SUMMARY = "list, show, delete or copy autotune's decisions"
 
@@ -83,12 +83,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DecisionError: There is no such decision, or a file holds none.
     """
-    from dynamo_backends.autotune.decisions import Decisions
+    from dynamo_backends.autotune.decisions import DecisionStore
 
-    return _ACTIONS[args.action](args, Decisions())
+    return _ACTIONS[args.action](args, DecisionStore())
 
 
-def _ls(args: argparse.Namespace, decisions: "Decisions") -> int:
+def _ls(args: argparse.Namespace, decisions: "DecisionStore") -> int:
     found = decisions.all()
     _write_page(args, found)
     if args.json:
@@ -115,8 +115,8 @@ def _gain(decision: "Decision") -> str:
     return "-"
 
 
-def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
-    from dynamo_backends.capture.rendering import table_of, tuning_seconds
+def _show(args: argparse.Namespace, decisions: "DecisionStore") -> int:
+    from dynamo_backends.capture.rendering import format_tuning_seconds, make_candidates_table
 
     decision = _find(args.key, decisions)
     _write_page(args, [decision])
@@ -131,8 +131,8 @@ def _show(args: argparse.Namespace, decisions: "Decisions") -> int:
     for name, value in decision.environment.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         console.print(f"{name}: {text}", markup=False)
-    console.print(tuning_seconds(decision.candidates, decision.seconds), markup=False)
-    console.print(table_of(decision.candidates, decision.winner))
+    console.print(format_tuning_seconds(decision.candidates, decision.seconds), markup=False)
+    console.print(make_candidates_table(decision.candidates, decision.winner))
     return 0
 
 
@@ -144,7 +144,7 @@ def _write_page(args: argparse.Namespace, found: "list[Decision]") -> None:
         args.html.write_text(page, encoding="utf-8")
 
 
-def _find(key: str, decisions: "Decisions") -> "Decision":
+def _find(key: str, decisions: "DecisionStore") -> "Decision":
     found = [d for d in decisions.all() if d.key.startswith(key)]
     if len(found) == 1:
         return found[0]
@@ -159,10 +159,10 @@ def _find(key: str, decisions: "Decisions") -> "Decision":
     )
 
 
-def _clear(args: argparse.Namespace, decisions: "Decisions") -> int:
+def _clear(args: argparse.Namespace, decisions: "DecisionStore") -> int:
     from dynamo_backends.aot.traces import FOLDER as TRACES
     from dynamo_backends.runtime.compile_journal import FOLDER as JOURNAL
-    from dynamo_backends.runtime.pace_check import FOLDER as PACES
+    from dynamo_backends.runtime.speed_check import FOLDER as PACES
     from dynamo_backends.tvm.records import FOLDER
 
     folder = decisions.folder.parent
@@ -190,7 +190,7 @@ def _remove(files: Iterable[Path]) -> int:
     return len(paths)
 
 
-def _export(args: argparse.Namespace, decisions: "Decisions") -> int:
+def _export(args: argparse.Namespace, decisions: "DecisionStore") -> int:
     from dynamo_backends.autotune.decisions import FORMAT
 
     found = decisions.all()
@@ -203,9 +203,9 @@ def _export(args: argparse.Namespace, decisions: "Decisions") -> int:
     return 0
 
 
-def _import(args: argparse.Namespace, decisions: "Decisions") -> int:
+def _import(args: argparse.Namespace, decisions: "DecisionStore") -> int:
     found = _read(args.file)
-    taken = decisions.add(found)
+    taken = decisions.merge_newer(found)
     kept = len(found) - taken
     print(
         f"imported {taken} decisions"

@@ -129,7 +129,7 @@ def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
     from dynamo_backends.bench.backends import require_backend
     from dynamo_backends.conformance import catalogue, pages, runs
     from dynamo_backends.conformance.journal import Journal
-    from dynamo_backends.runtime.cache import write_whole
+    from dynamo_backends.runtime.cache import write_file_atomically
 
     console = output_console(stderr=args.json)
     require_backend(absolute(args.backend))
@@ -156,7 +156,7 @@ def _run(args: argparse.Namespace, folder: Path, saves: bool) -> int:
     if args.json:
         print(json.dumps(found, indent=1))
     if saves:
-        write_whole(files.json, (json.dumps(found, indent=1) + "\n").encode())
+        write_file_atomically(files.json, (json.dumps(found, indent=1) + "\n").encode())
         files.page.write_text(pages.page(found), encoding="utf-8")
         console.print(f"saved {files.page} and {files.json}", highlight=False, soft_wrap=True)
     else:

@@ -16,9 +16,9 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.cli.listing import Row, print_command, print_rows, print_words
-from dynamo_backends.interface.packages import is_there
+from dynamo_backends.interface.packages import is_module_installed
 
 SUMMARY = "show versions, devices and missing packages, with the commands that install them"
 
@@ -65,7 +65,7 @@ def headline(checks: Sequence[Check]) -> str:
     line = f"{sum(c.status == 'ok' for c in backends)} of {len(backends)} backends usable"
     if broken := [c.name for c in checks if c.status == "broken"]:
         line += f"; broken: {', '.join(broken)}"
-    winners = Counter(decision.winner for decision in Decisions().all())
+    winners = Counter(decision.winner for decision in DecisionStore().all())
     for name, count in winners.most_common(1):
         line += f"; autotune's choice for {count} of {winners.total()} graphs here: {name}"
     return line
@@ -119,10 +119,10 @@ def _torch() -> Check:
 
 
 def _processor() -> Check:
-    from dynamo_backends.runtime.processor import processor_class, processor_name
+    from dynamo_backends.runtime.cpu_info import cpu_isa_level, cpu_name
 
-    level = processor_class().partition(" ")[2]  # as oneDNN names it
-    return Check("processor", "ok", f"{processor_name()}, {level}" if level else processor_name())
+    level = cpu_isa_level().partition(" ")[2]  # as oneDNN names it
+    return Check("processor", "ok", f"{cpu_name()}, {level}" if level else cpu_name())
 
 
 def _autoload() -> Check:
@@ -155,15 +155,15 @@ def _packages() -> list[Check]:
 
 
 def _package(module: str, package: str, remedy: str) -> Check:
-    from dynamo_backends.interface.packages import is_there, versions
+    from dynamo_backends.interface.packages import installed_versions, is_module_installed
 
-    if not is_there(module):
+    if not is_module_installed(module):
         return Check(package, "missing", "not installed", remedy)
     try:
         importlib.import_module(module)
     except Exception as error:
         return Check(package, "broken", f"{type(error).__name__}: {error}", remedy)
-    found = versions((package,)) or versions((f"{package}-*",))
+    found = installed_versions((package,)) or installed_versions((f"{package}-*",))
     return Check(package, "ok", ", ".join(found.values()) or "version unknown")
 
 
@@ -360,7 +360,7 @@ def package_lacks(backend: GpuBackend) -> list[Lack]:
     """Returns what a backend lacks besides what every one does."""
     if not backend.modules:
         return []
-    if any(map(is_there, backend.modules)):
+    if any(map(is_module_installed, backend.modules)):
         wrong = _checked(backend)
     else:
         wrong = f"the package {' or '.join(backend.modules)} is not installed"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from dynamo_backends.cli.bench import path, positive
-from dynamo_backends.interface.errors import OptionError, as_model_error
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.errors import OptionError, reraise_as_model_error
+from dynamo_backends.interface.logs import silence_loggers
 
 if TYPE_CHECKING:
     from dynamo_backends.bench.explained import Times
@@ -212,8 +212,8 @@ def _explained(
     with explainer:
         with waiting(f"compiling with {args.backend}"):
             for positional, named in calls:
-                called = as_model_error(f"{args.model or 'the model'} cannot be called")
-                with called, silenced("torch._subclasses"):  # which logs what models raise
+                called = reraise_as_model_error(f"{args.model or 'the model'} cannot be called")
+                with called, silence_loggers("torch._subclasses"):  # which logs what models raise
                     explainer.differentiate(explainer(*positional, **named))
         explanation = explainer.explanation()
         if not rounds:

@@ -16,8 +16,8 @@ from torch import Tensor
 from dynamo_backends.bench.factories import Loaded, from_file, require
 from dynamo_backends.bench.suites.smaller import shrink
 from dynamo_backends.bench.torchvision_shim import import_torchvision, import_transformers
-from dynamo_backends.capture.precompile import resized
-from dynamo_backends.interface.errors import ModelError, as_model_error, did_you_mean
+from dynamo_backends.capture.precompile import resize_by_repeating
+from dynamo_backends.interface.errors import ModelError, did_you_mean, reraise_as_model_error
 
 _BATCH = 2
 _TOKENS = 32
@@ -108,7 +108,7 @@ def load(name: str, batch: int | None = None, small: bool = False) -> Loaded:
     if not colon or not rest or not kind:
         raise ModelError(f"MODEL must be {FORMS}, not {name!r}.")
     if kind in _SOURCES:
-        with as_model_error(f"{name} cannot be built"):
+        with reraise_as_model_error(f"{name} cannot be built"):
             try:
                 return _SOURCES[kind](rest, batch or _BATCH, small)
             except ModuleNotFoundError as error:
@@ -220,7 +220,7 @@ def arguments(loaded: Loaded, call: Any) -> tuple[tuple[Any, ...], dict[str, Any
                 f"{list(known)}."
             )
         of, key = known[name]
-        of[key] = resized(of[key], shape)
+        of[key] = resize_by_repeating(of[key], shape)
     return tuple(args), kwargs
 
 

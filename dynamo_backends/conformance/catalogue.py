@@ -25,7 +25,7 @@ from dynamo_backends.conformance.rewrites import running as rewrites
 from dynamo_backends.conformance.subject import OwnRandomNumbersError, Subject, UntriedError
 from dynamo_backends.conformance.workers import TIMEOUT
 from dynamo_backends.interface.errors import OptionError, brief_error
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.logs import silence_loggers
 
 Rule = Callable[[Subject], None]
 
@@ -199,7 +199,7 @@ def _try(check: Check, rule: Rule, subject: Subject) -> Outcome:
     outcome.samples = 1
     torch._dynamo.reset()
     torch.manual_seed(0)
-    with warnings.catch_warnings(), silenced(*_NOISY), subject.watching():
+    with warnings.catch_warnings(), silence_loggers(*_NOISY), subject.watching():
         warnings.simplefilter("ignore")
         try:
             rule(subject)

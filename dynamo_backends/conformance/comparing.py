@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.verify import difference, mismatch
+from dynamo_backends.verify import describe_difference, mismatch
 
 
 def ensure(holds: object, text: str) -> None:
@@ -49,7 +49,7 @@ def assert_same(expected: Any, results: Any, precise: Any, word: str = "output")
     flat, spec = pytree.tree_flatten(expected)
     flat_results, result_spec = pytree.tree_flatten(results)
     ensure(spec == result_spec, f"the structure is {result_spec} instead of {spec}")
-    wrong = difference(flat, flat_results, pytree.tree_leaves(precise))
+    wrong = describe_difference(flat, flat_results, pytree.tree_leaves(precise))
     ensure(wrong is None, str(wrong).replace("output", word))
     for i, (e, r) in enumerate(zip(flat, flat_results, strict=True)):
         if isinstance(e, torch.Tensor) and e.numel():
@@ -65,10 +65,10 @@ def assert_close(found: Any, expected: Any) -> None:
         AssertionError: They are not, or their number, shapes or dtypes differ.
     """
     leaves = pytree.tree_leaves(expected)
-    wrong = difference(leaves, pytree.tree_leaves(found), leaves)
+    wrong = describe_difference(leaves, pytree.tree_leaves(found), leaves)
     ensure(wrong is None, str(wrong))
 
 
 def aliases(results: Any, inputs: Any) -> list[tuple[int, ...]]:
     """Returns for each output which inputs and outputs share its memory."""
-    return mismatch.aliases(tensors(inputs), tensors(results))
+    return mismatch.find_output_aliases(tensors(inputs), tensors(results))

@@ -11,15 +11,15 @@ from torch import fx
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
-from dynamo_backends.graph.calls import tensors, unknown_shape
-from dynamo_backends.graph.constants import known_value
+from dynamo_backends.graph.call_arguments import collect_tensors, dynamic_shape_reason
+from dynamo_backends.graph.constant_evaluation import evaluate_constant
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Plan, Support
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.runtime.prepared_executables import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable
 from dynamo_backends.torchscript.backend import whole_operators
 
 INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
@@ -32,8 +32,8 @@ class EagerGraphOptions(CudaGraphOptions):
     cudagraphs: bool = True
 
     @property
-    def numbers_with_tensors(self) -> bool:
-        """See `Options.numbers_with_tensors`: what is on the host stays in eager in any case."""
+    def keeps_scalars_on_device(self) -> bool:
+        """See `Options.keeps_scalars_on_device`: what is on the host stays in eager in any case."""
         return True
 
 
@@ -51,8 +51,8 @@ class CudaGraphsEager(Backend):
             return Availability(False, reason, INSTALL)
         return Availability(True, f"CUDA {torch.version.cuda}", devices=(driver().kind,))
 
-    def keeps(self, options: EagerGraphOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`: torch's own kernels are those of whole operators."""
+    def preserved_operators(self, options: EagerGraphOptions) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`: torch's own kernels are those of whole operators."""
         return whole_operators()
 
     def supports(self, node: fx.Node, options: EagerGraphOptions) -> Support:
@@ -62,7 +62,7 @@ class CudaGraphsEager(Backend):
 
     def compile(self, graph: Graph, options: EagerGraphOptions) -> Executable:
         """See `Backend.compile`."""
-        return LiveExecutable(graph, graph.module)
+        return UnfrozenExecutable(graph, graph.module)
 
 
 class WithCudaGraphs(Backend):
@@ -82,17 +82,17 @@ class WithCudaGraphs(Backend):
             return dataclasses.replace(found, devices=(driver().kind,) if found.usable else ())
         return Availability(False, reason, INSTALL)
 
-    def prepare(self, graph: Graph, options: Any) -> None:
-        """See `Backend.prepare`."""
-        self.inner.prepare(graph, options)
+    def check_graph(self, graph: Graph, options: Any) -> None:
+        """See `Backend.check_graph`."""
+        self.inner.check_graph(graph, options)
 
-    def keeps(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.keeps`."""
-        return self.inner.keeps(options)
+    def preserved_operators(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`."""
+        return self.inner.preserved_operators(options)
 
-    def decomposes(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.decomposes`."""
-        return self.inner.decomposes(options)
+    def decomposed_operators(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.decomposed_operators`."""
+        return self.inner.decomposed_operators(options)
 
     def plan(self, graph: Graph, options: Any) -> Plan:
         """See `Backend.plan`."""
@@ -224,7 +224,7 @@ def _elsewhere(node: fx.Node) -> str | None:
     numbers from the host as they are.
     """
     for n in (node, *node.all_input_nodes):
-        for tensor in tensors(n.meta.get("val")):
+        for tensor in collect_tensors(n.meta.get("val")):
             if tensor.layout is not torch.strided:
                 return f"one of its tensors has the layout {tensor.layout}"
             if tensor.device.type != driver().kind and not _is_fixed_number(n, node):
@@ -234,12 +234,12 @@ def _elsewhere(node: fx.Node) -> str | None:
 
 def _is_fixed_number(value: fx.Node, call: fx.Node) -> bool:
     """Returns whether a value is known at compile time and may come from the host."""
-    if value.meta["val"].ndim or known_value(value) is None:
+    if value.meta["val"].ndim or evaluate_constant(value) is None:
         return False
     tags = getattr(call.target, "tags", ())
-    return value is call or known_value(call) is not None or torch.Tag.pointwise in tags
+    return value is call or evaluate_constant(call) is not None or torch.Tag.pointwise in tags
 
 
 _RULES: tuple[Callable[[fx.Node], str | None], ...] = (
-    _tagged, _waiting, _masked, unknown_shape, _elsewhere,
+    _tagged, _waiting, _masked, dynamic_shape_reason, _elsewhere,
 )  # fmt: skip

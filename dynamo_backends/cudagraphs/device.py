@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.graph.graph import why_no_cuda
+from dynamo_backends.graph.graph import cuda_unavailable_reason
 
 
 class Cuda:
@@ -27,7 +27,7 @@ class Cuda:
 
     def why_not(self) -> str | None:
         """Returns why nothing can be captured here; None if it can."""
-        return why_no_cuda()
+        return cuda_unavailable_reason()
 
     def is_capturing(self) -> bool:
         """Returns whether somebody is recording the current stream."""

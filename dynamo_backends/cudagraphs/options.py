@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dynamo_backends.cudagraphs.captured import GraphedFunction
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.graph.calls import tensors
-from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role, device_index
+from dynamo_backends.graph.call_arguments import collect_tensors
+from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Role, find_device_index
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.options import Limits, Options
@@ -30,7 +30,9 @@ def require_device(graph: Graph, backend: str) -> None:
     if _device_index(graph) is not None:
         return
     kind = driver().kind
-    found = sorted({t.device.type for n in graph.placeholders for t in tensors(n.meta.get("val"))})
+    found = sorted(
+        {t.device.type for n in graph.placeholders for t in collect_tensors(n.meta.get("val"))}
+    )
     where = f"its inputs are on {', '.join(found)}" if found else "it has no inputs"
     raise DeviceError(
         f"{backend} uses CUDA graphs (cudagraphs=True), but the graph has no tensors on a {kind} "
@@ -86,10 +88,10 @@ class CapturedExecutable(Executable):
         )
         return function, copied  # type: ignore[return-value]
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `Executable.report_to`."""
+    def set_report(self, report: GraphReport) -> None:
+        """See `Executable.set_report`."""
         self._notes.report = report
-        self.inner.report_to(report)
+        self.inner.set_report(report)
 
     def dump(self) -> dict[str, bytes] | None:
         """See `Executable.dump`."""
@@ -132,7 +134,7 @@ class ReportCallbacks:
 
 def _device_index(graph: Graph) -> int | None:
     """Index of the CUDA device that a graph computes on; None if on none."""
-    return device_index((*graph.placeholders, *graph.calls), driver().kind)
+    return find_device_index((*graph.placeholders, *graph.calls), driver().kind)
 
 
 @dataclass(frozen=True)
@@ -158,17 +160,17 @@ class CudaGraphOptions(Options):
     LIMITS: ClassVar[Limits] = {"cudagraph_warmup": (1, None)}
 
     @property
-    def numbers_with_tensors(self) -> bool:
-        """See `Options.numbers_with_tensors`: those on the host would be part of the graph."""
+    def keeps_scalars_on_device(self) -> bool:
+        """See `Options.keeps_scalars_on_device`: those on the host would be part of the graph."""
         return self.cudagraphs
 
-    def check(self, graph: Graph, backend: str) -> None:
-        """See `Options.check`: CUDA graphs need tensors on a CUDA device."""
+    def validate_graph(self, graph: Graph, backend: str) -> None:
+        """See `Options.validate_graph`: CUDA graphs need tensors on a CUDA device."""
         if self.cudagraphs:
             require_device(graph, backend)
 
-    def wrapped(self, executable: Executable, graph: Graph, backend: str) -> Executable:
-        """See `Options.wrapped`: it is recorded as a CUDA graph if that is asked for."""
+    def wrap_executable(self, executable: Executable, graph: Graph, backend: str) -> Executable:
+        """See `Options.wrap_executable`: it is recorded as a CUDA graph if that is asked for."""
         if not self.cudagraphs:
             return executable
         return CapturedExecutable(executable, graph, self, backend)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.graph import Graph, eliminate_dead_calls
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
 
 REPLAYED = "replayed_view"
@@ -26,7 +26,7 @@ def is_view(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target.is_view
 
 
-def is_same_view(view: fx.Node) -> bool:
+def is_identity_view(view: fx.Node) -> bool:
     """Returns whether a view has the dtype, sizes and strides of its source."""
     source = view.args[0] if is_view(view) else None
     if not isinstance(source, fx.Node):
@@ -41,7 +41,7 @@ def is_same_view(view: fx.Node) -> bool:
     )
 
 
-def is_replayed(node: fx.Node) -> bool:
+def is_replayed_view(node: fx.Node) -> bool:
     """Returns whether torch makes a node's view after the program has run."""
     return REPLAYED in node.meta
 
@@ -50,14 +50,14 @@ _RESTORED = ("inference", "forward")
 """Kinds of graphs whose results AOT Autograd makes views of inputs."""
 
 
-def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
+def find_aliased_outputs(graph: Graph) -> dict[int, fx.Node]:
     """Finds outputs that alias other outputs or inputs and are no replayed views yet.
 
     Returns:
         For each, the tensor that it is a view of, through any number of views.
     """
     outputs = [x if isinstance(x, fx.Node) else None for x in graph.outputs]
-    roots = [None if x is None else root(x) for x in outputs]
+    roots = [None if x is None else find_view_base(x) for x in outputs]
     count = Counter(roots)
     return {
         i: base
@@ -65,7 +65,7 @@ def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
         if node is not None
         and base is not None
         and node is not base
-        and not is_replayed(node)
+        and not is_replayed_view(node)
         and (
             (base.op == "call_function" and count[base] > 1)
             or (base.op == "placeholder" and graph.kind in _RESTORED)
@@ -73,12 +73,12 @@ def outputs_to_replay(graph: Graph) -> dict[int, fx.Node]:
     }
 
 
-def separate_output_views(graph: Graph) -> bool:
+def replay_output_views(graph: Graph) -> bool:
     """Makes outputs that alias each other views of one output; torch replays the views.
 
     Requires: normal form. Ensures: normal form, `OUTPUTS_APART`; same bits.
     """
-    shared = outputs_to_replay(graph)
+    shared = find_aliased_outputs(graph)
     if not shared:
         return False
     fx_graph = graph.module.graph
@@ -90,7 +90,7 @@ def separate_output_views(graph: Graph) -> bool:
             if graph.kind == "forward" and base.op == "call_function":
                 results[i] = _detached(fx_graph, results[i])
     output.args = (tuple(results),)
-    drop_dead(fx_graph)
+    eliminate_dead_calls(fx_graph)
     return True
 
 
@@ -107,7 +107,7 @@ def _base(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def root(node: fx.Node) -> fx.Node:
+def find_view_base(node: fx.Node) -> fx.Node:
     """Follows views up to the tensor that owns the memory; a tensor of its own is returned."""
     base = _base(node)
     while base is not None:
@@ -122,7 +122,7 @@ def _detached(graph: fx.Graph, view: fx.Node) -> fx.Node:
     A view needs one whenever its base does: `y[:3], y.detach()`.
     """
     source = view
-    while source.target is not torch.ops.aten.as_strided.default and is_same_view(source):
+    while source.target is not torch.ops.aten.as_strided.default and is_identity_view(source):
         source = source.args[0]  # type: ignore[assignment]
     detached = graph.call_function(torch.ops.aten.detach.default, (source,))
     detached.meta = {**view.meta, REPLAYED: True}
@@ -147,11 +147,11 @@ SEPARATE_VIEWS = Pass(
     ),
     requires=NORMAL_FORM,
     ensures=frozenset({Property.OUTPUTS_APART}),
-    run=separate_output_views,
+    run=replay_output_views,
 )
 
 
-def peak_bytes(graph: fx.Graph) -> int:
+def estimate_peak_bytes(graph: fx.Graph) -> int:
     """Estimates the peak CPU memory, in bytes, of intermediate results of an unfused run.
 
     Inputs and weights are not counted.
@@ -161,7 +161,7 @@ def peak_bytes(graph: fx.Graph) -> int:
             compilers that fuse calls need less.
     """
     steps = [n for n in graph.nodes if n.op in ("call_function", "output")]
-    last = {root(used): node for node in steps for used in node.all_input_nodes}
+    last = {find_view_base(used): node for node in steps for used in node.all_input_nodes}
     dying: dict[fx.Node, list[fx.Node]] = {}
     for source, node in last.items():
         dying.setdefault(node, []).append(source)
@@ -170,7 +170,7 @@ def peak_bytes(graph: fx.Graph) -> int:
     for node in steps:
         value = node.meta.get("val")
         is_on_cpu = isinstance(value, Tensor) and value.device.type == "cpu"
-        if is_on_cpu and root(node) is node and node in last:
+        if is_on_cpu and find_view_base(node) is node and node in last:
             sizes[node] = tensor_bytes(value)
             alive += sizes[node]
         peak = max(peak, alive)

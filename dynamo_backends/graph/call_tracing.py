@@ -13,20 +13,20 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
-from dynamo_backends.graph.sizes import (
+from dynamo_backends.graph.layouts import empty_strided_like
+from dynamo_backends.graph.symbolic_scalars import lower_symbolic_scalars, note_hardcoded_size
+from dynamo_backends.graph.symbolic_sizes import (
     SIZE_FUNCTIONS,
-    Evaluation,
-    FloatOfSizes,
-    Size,
+    FloatWithExpression,
+    SizeWithExpression,
     Symbolic,
-    is_ranged,
-    sizes_in,
+    SymbolicEvaluator,
+    collect_varying_sizes,
+    has_size_expressions,
     sizes_of,
     strides_of,
 )
-from dynamo_backends.graph.symbols import symbol_ranges, symbol_values
+from dynamo_backends.graph.symbols import solve_symbol_values, symbol_ranges
 from dynamo_backends.interface.errors import LoweringError, first_line
 
 log = logging.getLogger("dynamo_backends")
@@ -39,7 +39,7 @@ class _FixedError(Exception):
     """What a function makes of a call is for certain sizes alone."""
 
 
-class CallTraces:
+class CallTraceCache:
     """Caches traces of a graph's calls: calls of the same kind are traced once.
 
     The rules are the same for all calls of a function.
@@ -63,7 +63,7 @@ def _kind(node: fx.Node) -> str:
     def argument(value: Any) -> Any:
         if isinstance(value, fx.Node):
             return "input", inputs.index(value)
-        if isinstance(value, Size | FloatOfSizes):
+        if isinstance(value, SizeWithExpression | FloatWithExpression):
             return value, value.expression
         return value
 
@@ -100,7 +100,7 @@ def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
         except Exception as error:
             log.info("%s is decomposed for static sizes only: %s", node.target, first_line(error))
             log.debug("tracing with symbols failed", exc_info=True)
-            note_forgotten(node.graph)
+            note_hardcoded_size(node.graph)
     try:
         return _with_numbers(node, function, rules)
     except Exception as error:
@@ -111,7 +111,9 @@ def trace_call(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
 def _varies(node: fx.Node) -> bool:
     """Returns whether the sizes of a call may vary and the expressions are known."""
     known = [(sizes_of(n), strides_of(n)) for n in (node, *node.all_input_nodes)]
-    return is_ranged(node.graph) and bool(sizes_in((known, node.args, node.kwargs)))
+    return has_size_expressions(node.graph) and bool(
+        collect_varying_sizes((known, node.args, node.kwargs))
+    )
 
 
 def _with_numbers(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
@@ -123,13 +125,13 @@ def _with_numbers(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
         return function(*args, **kwargs)
 
     with private.FakeTensorMode():
-        fakes = [empty_as(n.meta["val"]) for n in inputs]
+        fakes = [empty_strided_like(n.meta["val"]) for n in inputs]
         return private.make_fx(torch.func.functionalize(call), dict(rules))(*fakes).graph
 
 
 def _with_symbols(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
     places = node.graph.find_nodes(op="placeholder")
-    now, ranges = symbol_values(places), symbol_ranges(places)
+    now, ranges = solve_symbol_values(places), symbol_ranges(places)
     # Values say only where a trace begins; 0 and 1 would be no symbols.
     hints = {expression: max(value, 2) for expression, value in now.items()}
     graph, symbols = _symbolic_trace(node, function, rules, hints)
@@ -140,8 +142,8 @@ def _with_symbols(node: fx.Node, function: Function, rules: Rules) -> fx.Graph:
         there = _symbolic_trace(node, function, rules, other)
         if _told(graph, symbols, other) != _told(*there, other):
             raise _FixedError(f"its trace requires the guard {guard}")
-    bindings = {own: now[symbols.given(own)] for own in symbols.values}
-    _settle(graph, Evaluation(bindings, symbols.given))
+    bindings = {own: now[symbols.to_given_symbols(own)] for own in symbols.values}
+    _settle(graph, SymbolicEvaluator(bindings, symbols.to_given_symbols))
     return graph
 
 
@@ -150,7 +152,9 @@ def _symbolic_trace(
 ) -> tuple[fx.Graph, private.FreshSymbols]:
     symbols = private.FreshSymbols(hints, symbol_ranges(node.graph.find_nodes(op="placeholder")))
     inputs = node.all_input_nodes
-    sizes = list({s.expression: s for s in sizes_in((node.args, node.kwargs))}.values())
+    sizes = list(
+        {s.expression: s for s in collect_varying_sizes((node.args, node.kwargs))}.values()
+    )
 
     def call(*values: Any) -> Any:
         numbers = dict(zip((s.expression for s in sizes), values, strict=False))
@@ -159,7 +163,7 @@ def _symbolic_trace(
         def argument(value: Any) -> Any:
             if isinstance(value, fx.Node):
                 return known[value]
-            return numbers[value.expression] if isinstance(value, Size) else value
+            return numbers[value.expression] if isinstance(value, SizeWithExpression) else value
 
         args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), argument)
         return function(*args, **kwargs)
@@ -207,7 +211,7 @@ def _told(
 
     def shape(value: Any) -> str:
         if isinstance(value, Symbolic):
-            return str(symbols.given(value.node.expr).subs(values))
+            return str(symbols.to_given_symbols(value.node.expr).subs(values))
         if isinstance(value, Tensor):
             return str([shape(n) for n in value.shape])
         return str([shape(x) for x in value]) if isinstance(value, list | tuple) else str(value)
@@ -223,7 +227,9 @@ def _symbolic(node: fx.Node, symbols: private.FreshSymbols) -> Tensor:
 
     def known(sizes: Any, concrete: Any) -> list[Any]:
         pairs = zip(sizes, concrete, strict=True)
-        return [symbols.size(s.expression) if isinstance(s, Size) else n for s, n in pairs]
+        return [
+            symbols.size(s.expression) if isinstance(s, SizeWithExpression) else n for s, n in pairs
+        ]
 
     sizes, strides = known(sizes_of(node), value.shape), strides_of(node)
     if None not in strides:
@@ -233,7 +239,7 @@ def _symbolic(node: fx.Node, symbols: private.FreshSymbols) -> Tensor:
         return torch.empty_permuted(sizes, order, dtype=value.dtype, device=value.device)
 
 
-def _settle(graph: fx.Graph, evaluation: Evaluation) -> None:
+def _settle(graph: fx.Graph, evaluation: SymbolicEvaluator) -> None:
     """Makes a graph one for concrete shapes whose sizes know where they come from."""
     numbers = []
     for node in graph.nodes:
@@ -241,12 +247,12 @@ def _settle(graph: fx.Graph, evaluation: Evaluation) -> None:
         if isinstance(symbolic, Symbolic):
             numbers.append(node)
             if isinstance(symbolic, torch.SymInt | torch.SymFloat):
-                node.replace_all_uses_with(evaluation.remembering(symbolic))
+                node.replace_all_uses_with(evaluation.evaluate_with_expression(symbolic))
         elif node.op != "output":
             node.meta = {"val": evaluation(symbolic)}
-            evaluation.remember(node, symbolic)
+            evaluation.record_expressions(node, symbolic)
     for node in reversed(numbers):
         if node.users:
             raise _FixedError("it computes Python scalars from symbolic sizes")
         graph.erase_node(node)
-    settle_numbers(graph)
+    lower_symbolic_scalars(graph)

@@ -13,11 +13,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.aliasing import is_replayed, is_same_view
-from dynamo_backends.graph.graph import Graph, drop_dead
-from dynamo_backends.graph.propagate import Inference, describe
+from dynamo_backends.graph.aliasing import is_identity_view, is_replayed_view
+from dynamo_backends.graph.graph import Graph, eliminate_dead_calls
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
-from dynamo_backends.graph.sizes import SIZES, Size, is_symbolic
+from dynamo_backends.graph.shape_propagation import ShapeInference, describe_metadata
+from dynamo_backends.graph.symbolic_sizes import SIZES, SizeWithExpression, is_symbolic
 
 aten = torch.ops.aten
 
@@ -53,14 +53,14 @@ def canonicalize(graph: Graph) -> bool:
     for node in graph.calls:
         if not isinstance(node.target, OpOverload):
             continue
-        if node.target is aten.detach.default and is_replayed(node):
+        if node.target is aten.detach.default and is_replayed_view(node):
             continue  # which torch computes; autograd takes an alias for a view
         changed |= _respell(node)
         changed |= _shorten(node)
         removed |= node.target in IDENTITIES and _bypass(node)
         removed |= node.target is aten.cat.default and _drop_empty_operands(node)
     if removed:
-        drop_dead(graph.module.graph)
+        eliminate_dead_calls(graph.module.graph)
     return changed or removed
 
 
@@ -130,7 +130,7 @@ def _bypass(node: fx.Node) -> bool:
     An output stays what it is: two outputs that were two tensors must not become one object.
     """
     source = node.args[0]
-    if not isinstance(source, fx.Node) or not is_same_view(node):
+    if not isinstance(source, fx.Node) or not is_identity_view(node):
         return False
     node.replace_all_uses_with(source, lambda user: user.op != "output")
     return not node.users
@@ -148,8 +148,10 @@ def _drop_empty_operands(cat: fx.Node) -> bool:
         return False
     args = cat.args
     cat.args = (left, *args[1:])
-    Inference()(cat)
-    is_same = describe(cat.meta["val"]) == describe(value)  # the memory format depends on operands
+    ShapeInference()(cat)
+    is_same = describe_metadata(cat.meta["val"]) == describe_metadata(
+        value
+    )  # the memory format depends on operands
     cat.meta["val"] = value
     if not is_same:
         cat.args = args
@@ -159,7 +161,7 @@ def _drop_empty_operands(cat: fx.Node) -> bool:
 def _is_empty_vector(node: Any, dtype: torch.dtype) -> bool:
     """Returns whether a tensor always has the shape (0,) and does not affect result dtypes."""
     value = node.meta["val"]
-    varies = any(isinstance(size, Size) for size in node.meta.get(SIZES, ()))
+    varies = any(isinstance(size, SizeWithExpression) for size in node.meta.get(SIZES, ()))
     (size,) = value.shape if value.ndim == 1 else (None,)
     # Asking whether a size that depends on data is 0 would be a guard.
     return isinstance(size, int) and size == 0 and value.dtype == dtype and not varies

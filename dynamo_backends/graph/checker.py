@@ -10,14 +10,17 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import HigherOrderOperator, OpOverload, is_composite
-from dynamo_backends.graph.aliasing import outputs_to_replay
+from dynamo_backends.graph.aliasing import find_aliased_outputs
 from dynamo_backends.graph.canonicalize import canonicalize
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decomposition_tables import decomposition_table
 from dynamo_backends.graph.graph import Graph, Role
-from dynamo_backends.graph.propagate import data_dependent, mismatches
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
-from dynamo_backends.graph.random import DRAWS, is_bound_to_data, is_random
-from dynamo_backends.graph.sizes import is_symbolic
+from dynamo_backends.graph.random_draws import DRAWS, draws_like_tensor, is_random
+from dynamo_backends.graph.shape_propagation import (
+    find_data_dependent_calls,
+    find_metadata_mismatches,
+)
+from dynamo_backends.graph.symbolic_sizes import is_symbolic
 from dynamo_backends.interface.errors import NormalFormError
 
 
@@ -29,7 +32,7 @@ def _functions() -> frozenset[Callable[..., Any]]:
     return frozenset((*DRAWS, *symbolic, *arithmetic, round))
 
 
-def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | None:
+def non_dialect_reason(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | None:
     """Returns why a call is not allowed in the normal form; None if it is.
 
     Args:
@@ -38,7 +41,7 @@ def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | 
     """
     target = node.target
     if isinstance(target, OpOverload):
-        if keep is not None and target in decompositions(()) and target not in keep:
+        if keep is not None and target in decomposition_table(()) and target not in keep:
             return f"{target} is composite and was not decomposed"
         if is_composite(target) and not target._schema.name.startswith("aten::sym_"):
             return f"{target} is CompositeImplicitAutograd, which torch decomposes while tracing"
@@ -48,7 +51,7 @@ def why_not(node: fx.Node, keep: Collection[OpOverload] | None = None) -> str | 
     return f"{target} is not an operator overload"
 
 
-def writes(node: fx.Node) -> bool:
+def is_mutating_call(node: fx.Node) -> bool:
     """Returns whether a call's schema says that it mutates an argument."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
@@ -69,7 +72,7 @@ def check(
     Raises:
         NormalFormError: It lacks some; the message has the first violations of each.
     """
-    found = [line for p in violations(graph, properties) for line in p]
+    found = [line for p in find_violations(graph, properties) for line in p]
     if found:
         listing = "\n  ".join(found)
         raise NormalFormError(
@@ -78,7 +81,7 @@ def check(
         )
 
 
-def violations(graph: Graph, properties: Collection[Property]) -> Iterator[list[str]]:
+def find_violations(graph: Graph, properties: Collection[Property]) -> Iterator[list[str]]:
     """Yields, for each property that a graph lacks, the messages with node names."""
     for each in Property:  # in order: later checks rely on earlier ones
         if each not in properties:
@@ -111,7 +114,7 @@ def _ordered(graph: Graph) -> Iterator[str]:
 
 def _functional(graph: Graph) -> Iterator[str]:
     for node in graph.calls:
-        if writes(node):
+        if is_mutating_call(node):
             yield f"{node.name}: {node.target} writes to an argument"
 
 
@@ -120,7 +123,7 @@ def _dialect(graph: Graph) -> Iterator[str]:
         if node.op in ("call_method", "call_module"):
             yield f"{node.name} is a {node.op}"
         elif node.op == "call_function":
-            reason = why_not(node)
+            reason = non_dialect_reason(node)
             if reason is not None:
                 yield f"{node.name}: {reason}"
 
@@ -142,7 +145,7 @@ def _roles(graph: Graph) -> Iterator[str]:
 
 
 def _typed(graph: Graph) -> Iterator[str]:
-    return mismatches(graph)
+    return find_metadata_mismatches(graph)
 
 
 def _live(graph: Graph) -> Iterator[str]:
@@ -162,7 +165,7 @@ def _canonical(graph: Graph) -> Iterator[str]:
 
 
 def _static(graph: Graph) -> Iterator[str]:
-    dependent = data_dependent(graph)
+    dependent = find_data_dependent_calls(graph)
     for node in (*graph.placeholders, *graph.calls):
         if is_symbolic(node.meta.get("val")) and node not in dependent:
             yield f"{node.name} has symbolic sizes"
@@ -170,7 +173,7 @@ def _static(graph: Graph) -> Iterator[str]:
 
 def _draws_apart(graph: Graph) -> Iterator[str]:
     for node in graph.calls:
-        if is_random(node) and is_bound_to_data(node):
+        if is_random(node) and draws_like_tensor(node):
             yield (
                 f"{node.name} draws random numbers in the shape of a tensor whose values it does "
                 "not need"
@@ -178,7 +181,7 @@ def _draws_apart(graph: Graph) -> Iterator[str]:
 
 
 def _outputs_apart(graph: Graph) -> Iterator[str]:
-    for i, base in outputs_to_replay(graph).items():
+    for i, base in find_aliased_outputs(graph).items():
         yield f"output {i} shares storage with another output, {base.name}"
 
 

@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.aliasing import root
-from dynamo_backends.graph.graph import Graph, drop_dead
-from dynamo_backends.graph.partition import Part
+from dynamo_backends.graph.aliasing import find_view_base
+from dynamo_backends.graph.graph import Graph, eliminate_dead_calls
+from dynamo_backends.graph.partition import GraphPart
 
 aten = torch.ops.aten
 
 
-def with_donations(graph: Graph, parts: Sequence[Part]) -> tuple[Part, ...]:
+def mark_donated_inputs(graph: Graph, parts: Sequence[GraphPart]) -> tuple[GraphPart, ...]:
     """Returns the parts; the one that may overwrite its inputs gets `Input.updated_by`.
 
     Args:
         graph: With concrete sizes, after all passes.
         parts: In the order in which they run.
     """
-    taken = donations(graph, parts) if graph.kind == "inference" else None
+    taken = find_donations(graph, parts) if graph.kind == "inference" else None
     if taken is None:
         return tuple(parts)
     at, updated = taken
@@ -41,7 +41,7 @@ def with_donations(graph: Graph, parts: Sequence[Part]) -> tuple[Part, ...]:
     return (*parts[:at], donated, *parts[at + 1 :])
 
 
-def donations(graph: Graph, parts: Sequence[Part]) -> tuple[int, dict[str, int]] | None:
+def find_donations(graph: Graph, parts: Sequence[GraphPart]) -> tuple[int, dict[str, int]] | None:
     """Finds the part that may update all mutated inputs in place; None if there is none.
 
     Returns:
@@ -51,7 +51,7 @@ def donations(graph: Graph, parts: Sequence[Part]) -> tuple[int, dict[str, int]]
     new = {places[i].name: graph.outputs[at] for i, at in graph.updates.items()}
     if not new or not all(_fits(places[i], graph.outputs[at]) for i, at in graph.updates.items()):
         return None
-    returned = {root(x).name for x in graph.outputs if isinstance(x, fx.Node)}
+    returned = {find_view_base(x).name for x in graph.outputs if isinstance(x, fx.Node)}
     readers = [i for i, part in enumerate(parts) if not new.keys().isdisjoint(part.reads)]
     if len(readers) != 1 or not returned.isdisjoint(new):
         return None
@@ -87,7 +87,7 @@ class RowWrite:
     rows: int
     index: int
 
-    def action(self, target: Tensor, results: Sequence[Tensor]) -> Callable[[], Any]:
+    def make_writer(self, target: Tensor, results: Sequence[Tensor]) -> Callable[[], Any]:
         """Returns a callable that writes one call's rows to the input with `index_put_`.
 
         Args:
@@ -98,12 +98,12 @@ class RowWrite:
         return partial(Tensor.index_put_, target.movedim(self.dim, 0), (results[self.index],), rows)
 
 
-def without_updates(graph: Graph) -> Graph:
+def without_input_updates(graph: Graph) -> Graph:
     """Copies a graph and clears `updated_by`: no result overwrites an input."""
     return replace(graph.copy(), inputs=tuple(replace(x, updated_by=None) for x in graph.inputs))
 
 
-def separate_row_writes(graph: Graph) -> tuple[Graph, tuple[RowWrite, ...]]:
+def extract_row_writes(graph: Graph) -> tuple[Graph, tuple[RowWrite, ...]]:
     """Copies a graph so that it returns rows to write instead of whole updated inputs.
 
     Args:
@@ -114,7 +114,7 @@ def separate_row_writes(graph: Graph) -> tuple[Graph, tuple[RowWrite, ...]]:
         follow the others.
     """
     found = {i: at for i, at in graph.updates.items() if _writes_rows(graph, i, graph.outputs[at])}
-    result = without_updates(graph)
+    result = without_input_updates(graph)
     if not found:
         return result, ()
     outputs = list(result.outputs)
@@ -126,7 +126,7 @@ def separate_row_writes(graph: Graph) -> tuple[Graph, tuple[RowWrite, ...]]:
         outputs[at] = rows
         outputs.append(indices[dim])
     result.module.graph.output_node().args = (tuple(outputs),)
-    drop_dead(result.module.graph)
+    eliminate_dead_calls(result.module.graph)
     result.module.recompile()
     kept = tuple(
         replace(x, updated_by=None) if i in found else x for i, x in enumerate(graph.inputs)

@@ -11,12 +11,12 @@ from dynamo_backends.graph.graph import copy_graph
 aten = torch.ops.aten
 
 
-def compute(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_in_eager(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an operator in eager; group norms tolerate inputs that are not contiguous."""
     return _TOLERANT.get(target, target)(*args, **kwargs)
 
 
-def for_eager(module: fx.GraphModule) -> fx.GraphModule:
+def make_eager_module(module: fx.GraphModule) -> fx.GraphModule:
     """Returns a module whose calls tolerate other strides than the traced ones."""
     if not any(node.target in _TOLERANT for node in module.graph.nodes):
         return module

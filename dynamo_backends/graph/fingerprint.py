@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import storage_of
-from dynamo_backends.graph.sizes import SIZES, FloatOfSizes, Size
+from dynamo_backends.graph.layouts import infer_layout
+from dynamo_backends.graph.symbolic_sizes import SIZES, FloatWithExpression, SizeWithExpression
 
 
 def fingerprint(graph: Graph, ranged: bool = False) -> str:
@@ -38,7 +38,7 @@ def fingerprint(graph: Graph, ranged: bool = False) -> str:
     def written(argument: Any) -> Any:
         if isinstance(argument, fx.Node):
             return _Text(f"%{number[argument]}")
-        if ranged and isinstance(argument, Size | FloatOfSizes):
+        if ranged and isinstance(argument, SizeWithExpression | FloatWithExpression):
             return _Text(spell(argument))
         return argument
 
@@ -57,7 +57,7 @@ class _Spelling:
         self._names: dict[sympy.Basic, sympy.Symbol] = {}
         self._known: dict[sympy.Expr, str] = {}
 
-    def __call__(self, size: Size | FloatOfSizes) -> str:
+    def __call__(self, size: SizeWithExpression | FloatWithExpression) -> str:
         expression = size.expression
         if expression not in self._known:
             for symbol in sorted(expression.free_symbols, key=str):
@@ -96,5 +96,5 @@ def _describe_ranged(node: fx.Node, spell: "_Spelling") -> str:
 def _describe_tensor(value: Any, sizes: Sequence[int] | None, spell: "_Spelling") -> str:
     if not isinstance(value, torch.Tensor) or sizes is None or tuple(sizes) != tuple(value.shape):
         return _describe(value)
-    shape = [spell(s) if isinstance(s, Size) else str(s) for s in sizes]
-    return f"{value.dtype}{shape}{storage_of(value)}{value.device}"
+    shape = [spell(s) if isinstance(s, SizeWithExpression) else str(s) for s in sizes]
+    return f"{value.dtype}{shape}{infer_layout(value)}{value.device}"

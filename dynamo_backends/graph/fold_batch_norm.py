@@ -6,9 +6,9 @@ import operator
 import torch
 from torch import fx
 
-from dynamo_backends.graph.graph import Graph, drop_dead
-from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.graph.graph import Graph, eliminate_dead_calls
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
+from dynamo_backends.graph.shape_propagation import ShapeInference
 
 aten = torch.ops.aten
 
@@ -27,13 +27,13 @@ def fold_batch_norm(graph: Graph) -> bool:
     if not graph.weights:
         return False
     frozen = {place for place, x in zip(graph.placeholders, graph.inputs, strict=True) if x.frozen}
-    folded, infer = False, Inference()
+    folded, infer = False, ShapeInference()
     for norm in graph.calls:
         if norm.target is _NORM and _foldable(norm, frozen):
             _fold(graph.module.graph, norm, infer)
             folded = True
     if folded:
-        drop_dead(graph.module.graph)
+        eliminate_dead_calls(graph.module.graph)
     return folded
 
 
@@ -51,7 +51,7 @@ def _foldable(norm: fx.Node, frozen: set[fx.Node]) -> bool:
     return all(w is None or w in frozen for w in weights)
 
 
-def _fold(graph: fx.Graph, norm: fx.Node, infer: Inference) -> None:
+def _fold(graph: fx.Graph, norm: fx.Node, infer: ShapeInference) -> None:
     conv = norm.args[0]
     assert isinstance(conv, fx.Node)
     x, weight, bias, *geometry = conv.args
@@ -62,7 +62,7 @@ def _fold(graph: fx.Graph, norm: fx.Node, infer: Inference) -> None:
     channels = mean.meta["val"].shape[0]  # type: ignore[union-attr]
     spatial = [1] * (w_value.ndim - 2)
 
-    call = functools.partial(infer.call, graph)
+    call = functools.partial(infer.insert_call, graph)
     with graph.inserting_before(norm):
         scale = call(aten.rsqrt.default, call(aten.add.Tensor, var, eps))
         if gamma is not None:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, lazy_graph_module
-from dynamo_backends.graph.calls import tensors
+from dynamo_backends.graph.call_arguments import collect_tensors
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.interface.mesh import Placed
+from dynamo_backends.interface.mesh import InputPlacement
 from dynamo_backends.interface.report import Kind
 
 
@@ -60,7 +60,7 @@ class Input:
     role: Role
     frozen: bool = False
     updated_by: int | None = None
-    placed: Placed | None = None
+    placed: InputPlacement | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
-def drop_dead(graph: fx.Graph) -> bool:
+def eliminate_dead_calls(graph: fx.Graph) -> bool:
     """Eliminates calls without users, except random draws; returns whether there were any.
 
     Returns:
@@ -135,7 +135,7 @@ def drop_dead(graph: fx.Graph) -> bool:
     return graph.eliminate_dead_code(is_impure_node=fx.Node.is_impure)
 
 
-def erase_unread(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
+def erase_unused_calls(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
     """Erases those of the given calls, and of their inputs, that have no users.
 
     Looking through the whole graph would take longer than decomposing a call.
@@ -177,7 +177,7 @@ def user_lines(graph: fx.Graph, most: int = 12) -> tuple[str, ...]:
     return tuple(line for line, _ in Counter(filter(None, lines)).most_common(most))
 
 
-def foreign_input(graph: Graph, kind: str) -> Tensor | None:
+def find_input_off_device(graph: Graph, kind: str) -> Tensor | None:
     """Returns the first input on another device type, 0-d tensors aside; None if none is."""
     for node in graph.placeholders:
         value = node.meta["val"]
@@ -186,14 +186,16 @@ def foreign_input(graph: Graph, kind: str) -> Tensor | None:
     return None
 
 
-def device_index(nodes: Iterable[fx.Node], kind: str) -> int | None:
+def find_device_index(nodes: Iterable[fx.Node], kind: str) -> int | None:
     """Returns the index of the first device of a type among nodes' tensors; else None."""
-    found = (t.device for n in nodes for t in tensors(n.meta.get("val")) if t.device.type == kind)
+    found = (
+        t.device for n in nodes for t in collect_tensors(n.meta.get("val")) if t.device.type == kind
+    )
     device = next(found, None)
     return None if device is None else device.index or 0
 
 
-def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
+def require_cpu_inputs(graph: Graph, backend: str, more: str = "") -> None:
     """Raises `DeviceError` if an input of at least one dimension is not on the CPU.
 
     Args:
@@ -201,7 +203,7 @@ def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
         backend: Its name.
         more: What else to say of what can be done.
     """
-    found = foreign_input(graph, "cpu")
+    found = find_input_off_device(graph, "cpu")
     if found is not None:
         raise DeviceError(
             f"{backend} supports only CPU tensors, but an input is on {found.device.type}. Move "
@@ -209,7 +211,7 @@ def require_cpu(graph: Graph, backend: str, more: str = "") -> None:
         )
 
 
-def why_no_cuda() -> str | None:
+def cuda_unavailable_reason() -> str | None:
     """Returns why torch has no CUDA device; None if it has one."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"

@@ -14,14 +14,14 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import lazy_as
-from dynamo_backends.graph.sizes import Size
+from dynamo_backends._torch_private import apply_conj_neg_bits
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression
 
 ALIGNMENT = 64  # bytes; XLA copies what is not aligned so
 
 
 @dataclass(frozen=True)
-class Storage:
+class MemoryLayout:
     """The order of a tensor's dimensions in memory, outermost first, and expanded ones.
 
     Attributes:
@@ -44,7 +44,7 @@ class Storage:
         return n >= 3 and not self.expanded and self.order == (0, *range(2, n), 1)
 
     @property
-    def inverse(self) -> list[int]:
+    def inverse_order(self) -> list[int]:
         """Returns the permutation from memory order back to the tensor's own dimensions."""
         return sorted(range(len(self.order)), key=self.order.__getitem__)
 
@@ -57,27 +57,27 @@ class Storage:
         return tuple(1 if d in self.expanded else shape[d] for d in self.order)
 
 
-def row_major(ndim: int) -> Storage:
+def row_major_layout(ndim: int) -> MemoryLayout:
     """Returns the layout of a contiguous tensor of `ndim` dimensions."""
-    return Storage(tuple(range(ndim)))
+    return MemoryLayout(tuple(range(ndim)))
 
 
-def dense_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the strides of a row-major tensor; of an empty one torch's may differ."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-def in_row_major(tensor: Tensor) -> Tensor:
+def to_row_major(tensor: Tensor) -> Tensor:
     """Returns the detached tensor, copied only if it is not contiguous or a lazy conjugate."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def aligned(tensor: Tensor) -> Tensor:
+def copy_if_misaligned(tensor: Tensor) -> Tensor:
     """Returns the tensor, or a copy if its address is no multiple of `ALIGNMENT` bytes."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
-def storage_of(value: Tensor) -> Storage:
+def infer_layout(value: Tensor) -> MemoryLayout:
     """Infers a memory layout from strides; row-major if the tensor has gaps or overlaps.
 
     Args:
@@ -89,15 +89,15 @@ def storage_of(value: Tensor) -> Storage:
         if n > 1 and not s
     )
     if value.is_contiguous():
-        return row_major(value.ndim)
+        return row_major_layout(value.ndim)
     order = _memory_order(value) if expanded else dense_order(value)
-    return row_major(value.ndim) if order is None else Storage(order, expanded)
+    return row_major_layout(value.ndim) if order is None else MemoryLayout(order, expanded)
 
 
-def input_storage(value: Tensor) -> Storage:
+def infer_input_layout(value: Tensor) -> MemoryLayout:
     """Infers the layout an input is handed over in; expanded inputs become row-major."""
-    storage = storage_of(value)
-    return row_major(value.ndim) if storage.expanded else storage
+    storage = infer_layout(value)
+    return row_major_layout(value.ndim) if storage.expanded else storage
 
 
 def _memory_order(value: Tensor) -> tuple[int, ...]:
@@ -107,10 +107,10 @@ def _memory_order(value: Tensor) -> tuple[int, ...]:
 def dense_order(value: Tensor) -> tuple[int, ...] | None:
     """Returns the dimensions in memory order; None if the tensor has gaps or overlaps."""
     order = _memory_order(value)
-    return order if is_dense(value, Storage(order)) else None
+    return order if is_dense(value, MemoryLayout(order)) else None
 
 
-def is_dense(value: Tensor, storage: Storage) -> bool:
+def is_dense(value: Tensor, storage: MemoryLayout) -> bool:
     """Returns whether a tensor stored in this layout has neither gaps nor overlaps."""
     expected = 1
     for d in reversed(storage.order):
@@ -121,7 +121,7 @@ def is_dense(value: Tensor, storage: Storage) -> bool:
     return True
 
 
-def empty_as(value: Tensor, device: torch.device | str | None = None) -> Tensor:
+def empty_strided_like(value: Tensor, device: torch.device | str | None = None) -> Tensor:
     """Allocates an uninitialized tensor of the same shape, dtype and exact strides.
 
     Args:
@@ -130,17 +130,19 @@ def empty_as(value: Tensor, device: torch.device | str | None = None) -> Tensor:
     """
     device = value.device if device is None else device
     shape, strides = value.shape, value.stride()
-    return lazy_as(value, torch.empty_strided(shape, strides, dtype=value.dtype, device=device))
+    return apply_conj_neg_bits(
+        value, torch.empty_strided(shape, strides, dtype=value.dtype, device=device)
+    )
 
 
-def computed(lazy: Tensor) -> Tensor:
+def resolve_conj_and_neg(lazy: Tensor) -> Tensor:
     """Copies a lazy conjugate or negative into plain memory with the same strides."""
     shape, strides = lazy.shape, lazy.stride()
     memory = torch.empty_strided(shape, strides, dtype=lazy.dtype, device=lazy.device)
     return memory.copy_(lazy)
 
 
-class Importer:
+class InputConverter:
     """Checks an input and converts it to the memory order that the program expects.
 
     Args:
@@ -154,7 +156,7 @@ class Importer:
     """
 
     def __init__(self, value: Tensor):
-        self.storage = storage = input_storage(value)
+        self.storage = storage = infer_input_layout(value)
         self.shape = tuple(value.shape)
         self.dtype = value.dtype
         self.dense_shape = tuple(value.shape[d] for d in storage.order)
@@ -166,12 +168,12 @@ class Importer:
         Raises:
             ValueError: Shape or dtype differ from what was compiled.
         """
-        tensor = self.view(tensor)
+        tensor = self.to_program_order(tensor)
         if tensor.is_conj() or tensor.is_neg():
             tensor = tensor.resolve_conj().resolve_neg()
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
-    def view(self, tensor: Tensor) -> Tensor:
+    def to_program_order(self, tensor: Tensor) -> Tensor:
         """Checks shape and dtype, detaches, and permutes to the program's order; may have gaps.
 
         Raises:
@@ -190,19 +192,19 @@ class Importer:
         )
 
 
-class RangedImporter(Importer):
+class DynamicInputConverter(InputConverter):
     """As `InputConverter`, for inputs with dynamic sizes: only fixed sizes are checked.
 
     Args:
         value: The fake tensor of one call.
-        sizes: Of the tensor; those that vary are of the class `Size`.
+        sizes: Of the tensor; those that vary are of the class `SizeWithExpression`.
     """
 
     def __init__(self, value: Tensor, sizes: Sequence[int | None]):
         super().__init__(value)
-        self._fixed = [(d, n) for d, n in enumerate(sizes) if not isinstance(n, Size)]
+        self._fixed = [(d, n) for d, n in enumerate(sizes) if not isinstance(n, SizeWithExpression)]
 
-    def view(self, tensor: Tensor) -> Tensor:
+    def to_program_order(self, tensor: Tensor) -> Tensor:
         """Checks dtype, rank and fixed sizes, detaches, and permutes to the program's order."""
         same_kind = tensor.dtype == self.dtype and tensor.dim() == len(self.shape)
         if not same_kind or any(tensor.shape[d] != n for d, n in self._fixed):
@@ -212,7 +214,7 @@ class RangedImporter(Importer):
         return tensor if self._permute is None else tensor.permute(self._permute)
 
 
-class Exporter:
+class OutputConverter:
     """Gives a program's output the strides that torch promises, by a view or a copy.
 
     The program returns the dimensions in memory order, expanded ones with size 1; here they are
@@ -227,11 +229,11 @@ class Exporter:
     """
 
     def __init__(self, value: Tensor):
-        self.storage = storage_of(value)
+        self.storage = infer_layout(value)
         self.dense_shape = self.storage.dense_shape(value.shape)
         self._shape = tuple(value.shape)
         self._stride = tuple(value.stride())
-        self._inverse = self.storage.inverse
+        self._inverse = self.storage.inverse_order
         self.copies = self._needs_copy(value)
         self._is_empty = value.numel() == 0
         self.is_plain = self.storage.is_row_major and not self.copies and not self._is_empty
@@ -254,7 +256,7 @@ class Exporter:
         return tensor.permute(self._inverse).expand(self._shape)
 
 
-class RangedExporter:
+class DynamicOutputConverter:
     """As `OutputConverter`, for outputs with dynamic sizes: each call gives the shape.
 
     Args:
@@ -266,10 +268,10 @@ class RangedExporter:
     """
 
     def __init__(self, value: Tensor):
-        self.storage = storage_of(value)
+        self.storage = infer_layout(value)
         has_gaps = not self.storage.expanded and dense_order(value) is None
         self.copies = not value.numel() or has_gaps
-        self._inverse = self.storage.inverse
+        self._inverse = self.storage.inverse_order
         self.dense_shape = self.storage.dense_shape
 
     def __call__(self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:

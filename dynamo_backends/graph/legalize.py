@@ -8,13 +8,18 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Storage, empty_as, input_storage, storage_of
-from dynamo_backends.graph.sizes import SIZES
+from dynamo_backends.graph.layouts import (
+    MemoryLayout,
+    empty_strided_like,
+    infer_input_layout,
+    infer_layout,
+)
+from dynamo_backends.graph.symbolic_sizes import SIZES
 
 aten = torch.ops.aten
 
 
-def promote(module: fx.GraphModule) -> None:
+def insert_promotion_casts(module: fx.GraphModule) -> None:
     """Inserts `prims.convert_element_type` casts in place where torch promotes types."""
     mode = private.FakeTensorMode()
     fakes = []
@@ -22,15 +27,15 @@ def promote(module: fx.GraphModule) -> None:
         value = node.meta["val"]
         if isinstance(value, Tensor):
             with mode:
-                value = empty_as(value)
+                value = empty_strided_like(value)
         fakes.append(value)
     private.promote_types(module, fakes, mode)
 
 
-def promoted(graph: Graph) -> fx.GraphModule:
+def copy_with_promotion_casts(graph: Graph) -> fx.GraphModule:
     """Copies a graph's module with type promotion as `aten._to_copy` casts."""
     module = graph.copy().module
-    promote(module)
+    insert_promotion_casts(module)
     for node in module.graph.nodes:
         if node.target is torch.ops.prims.convert_element_type.default:
             source, *rest = node.args
@@ -41,14 +46,14 @@ def promoted(graph: Graph) -> fx.GraphModule:
     return module
 
 
-def store(module: fx.Graph, graph: Graph) -> None:
+def insert_layout_permutes(module: fx.Graph, graph: Graph) -> None:
     """Inserts permutes in place, so that activations and outputs are row-major.
 
     Afterwards all inputs but weights, and all outputs, are row-major, in the order of dimensions
     that `layouts.Importer` and `layouts.Exporter` have for them.
 
     Args:
-        module: The graph to change, from `promoted`.
+        module: The graph to change, from `copy_with_promotion_casts`.
         graph: Where it comes from.
     """
     weights = {graph.placeholders[i].name for i in graph.weights}
@@ -56,7 +61,7 @@ def store(module: fx.Graph, graph: Graph) -> None:
     for node in [n for n in module.nodes if n.op == "placeholder"]:
         value = node.meta["val"]
         if isinstance(value, Tensor) and node.name not in weights:
-            storage = input_storage(value)
+            storage = infer_input_layout(value)
             if not storage.is_row_major:
                 _store_input(module, node, first, storage)
     output = module.output_node()
@@ -68,10 +73,10 @@ def _results(output: fx.Node) -> Sequence[fx.Node]:
     return results
 
 
-def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: Storage) -> None:
+def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: MemoryLayout) -> None:
     value = node.meta["val"]
     with module.inserting_before(first):
-        logical = module.call_function(aten.permute.default, (node, storage.inverse))
+        logical = module.call_function(aten.permute.default, (node, storage.inverse_order))
     node.replace_all_uses_with(logical, delete_user_cb=lambda user: user is not logical)
     logical.meta = {k: node.meta[k] for k in ("val", SIZES) if k in node.meta}
     node.meta["val"] = value.permute(storage.order)
@@ -79,7 +84,7 @@ def _store_input(module: fx.Graph, node: fx.Node, first: fx.Node, storage: Stora
 
 
 def _stored_output(module: fx.Graph, output: fx.Node, node: fx.Node) -> fx.Node:
-    storage = storage_of(node.meta["val"])
+    storage = infer_layout(node.meta["val"])
     with module.inserting_before(output):
         for dim in storage.expanded:
             value, sizes = node.meta["val"], node.meta.get(SIZES)

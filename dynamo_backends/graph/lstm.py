@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamo_backends.graph.custom_ops import register_op_like
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.library import declare
-from dynamo_backends.graph.propagate import propagate
+from dynamo_backends.graph.shape_propagation import propagate_fake_tensors
 
 _layer: Any = torch.ops.aten.mkldnn_rnn_layer.default
 _backward: Any = torch.ops.aten.mkldnn_rnn_layer_backward.default
@@ -43,8 +43,8 @@ def _backward_kernel(*args: Any) -> tuple[Tensor, ...]:
     return results
 
 
-LSTM_LAYER = declare("lstm_layer", _layer, _forward_kernel)
-LSTM_LAYER_BACKWARD = declare("lstm_layer_backward", _backward, _backward_kernel)
+LSTM_LAYER = register_op_like("lstm_layer", _layer, _forward_kernel)
+LSTM_LAYER_BACKWARD = register_op_like("lstm_layer_backward", _backward, _backward_kernel)
 
 
 def _layer_in_training(*args: Any) -> Any:
@@ -60,7 +60,7 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
 _OURS = {_layer: LSTM_LAYER, _backward: LSTM_LAYER_BACKWARD}
 
 
-def without_workspaces(graph: Graph) -> Graph:
+def without_lstm_workspaces(graph: Graph) -> Graph:
     """Copies a step's graph with our LSTM operators for ATen's, if it has gradients.
 
     Args:
@@ -74,6 +74,6 @@ def without_workspaces(graph: Graph) -> Graph:
             node.target = _OURS[node.target]
             for outdated in (node, *node.users):
                 outdated.meta.pop("val", None)
-    propagate(result)
+    propagate_fake_tensors(result)
     result.module.recompile()
     return result

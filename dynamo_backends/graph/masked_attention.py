@@ -10,19 +10,19 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.call_tracing import CallTraces
-from dynamo_backends.graph.decompose import origin, replace
+from dynamo_backends.graph.call_decomposition import get_origin_name, replace_call
+from dynamo_backends.graph.call_tracing import CallTraceCache
 
 _attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def guard_hidden_queries(module: fx.GraphModule) -> None:
+def zero_fully_masked_queries(module: fx.GraphModule) -> None:
     """Makes masked attention give zeros, not NaN, for queries that see no key; in place."""
-    traces = CallTraces()
+    traces = CallTraceCache()
     for node in module.graph.find_nodes(op="call_function", target=_attention):
         if node.kwargs.get("attn_mask") is not None:
-            call = origin(node)
-            replace(node, _guarded, traces=traces)
+            call = get_origin_name(node)
+            replace_call(node, _guarded, traces=traces)
             _keep_strides(module.graph, call)
 
 
@@ -30,7 +30,7 @@ def _keep_strides(graph: fx.Graph, name: str) -> None:
     """Results are promised with the strides of attention, which filling does not keep."""
     for filled in graph.find_nodes(op="call_function", target=torch.ops.aten.masked_fill.Scalar):
         source = filled.args[0]
-        if origin(filled) == name and source.target is operator.getitem:
+        if get_origin_name(filled) == name and source.target is operator.getitem:
             filled.meta["val"] = source.meta["val"]
 
 

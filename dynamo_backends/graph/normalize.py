@@ -7,11 +7,18 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.aliasing import root
-from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph, Input, Role, copy_graph, drop_dead
+from dynamo_backends.graph.aliasing import find_view_base
+from dynamo_backends.graph.graph import (
+    WEIGHT_ROLES,
+    Graph,
+    Input,
+    Role,
+    copy_graph,
+    eliminate_dead_calls,
+)
 from dynamo_backends.graph.pass_sequence import PassSequence
-from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import NORMAL_FORM, Property, Stage
+from dynamo_backends.graph.shape_propagation import PROPAGATE
 from dynamo_backends.interface.report import Kind
 
 
@@ -43,7 +50,7 @@ class Effects:
     aliases: tuple[Alias, ...] = field(default=())
 
 
-def effects(graph: fx.Graph) -> Effects:
+def find_effects(graph: fx.Graph) -> Effects:
     """Finds mutated inputs and aliased outputs of an inference or forward graph."""
     nodes = graph.output_node().args[0]
     places = {private.dynamo_input_index(p): p.name for p in graph.find_nodes(op="placeholder")}
@@ -55,9 +62,9 @@ def effects(graph: fx.Graph) -> Effects:
         index = private.mutated_input_index(desc)
         output = private.output_index(desc)
         if index is not None:
-            written[root(node)] = places.get(index, f"input {index}")
+            written[find_view_base(node)] = places.get(index, f"input {index}")
         elif output is not None:
-            results[output] = root(node)
+            results[output] = find_view_base(node)
     names = {**{p: p.name for p in graph.find_nodes(op="placeholder")}, **written}
     aliases = []
     for i, base in results.items():
@@ -72,7 +79,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Normalized:
+class NormalizedGraph:
     """The result of `normalize`: a graph in normal form, its constants and its effects.
 
     Attributes:
@@ -88,7 +95,7 @@ class Normalized:
 
 def normalize(
     gm: fx.GraphModule, kind: Kind, freeze: bool, static: Collection[int] = ()
-) -> Normalized:
+) -> NormalizedGraph:
     """Copies AOT Autograd's graph into normal form: roles, lifted constants, no dead calls.
 
     Args:
@@ -98,7 +105,7 @@ def normalize(
         static: Which of the captured graph's inputs are parameters and buffers.
     """
     module = private.lazy_graph_module(gm, copy_graph(gm.graph))
-    updates = private.noted_updates(gm.graph)
+    updates = private.annotated_input_mutations(gm.graph)
     inputs = [
         Input(p.name, _role(p, kind, gm.graph, static), updated_by=updates.get(i))
         for i, p in enumerate(module.graph.find_nodes(op="placeholder"))
@@ -108,14 +115,14 @@ def normalize(
     # The one composite operator that torch makes of symbolic numbers after it has decomposed.
     for node in module.graph.find_nodes(op="call_function", target=aten.true_divide.Tensor):
         node.target = aten.div.Tensor
-    drop_dead(module.graph)
+    eliminate_dead_calls(module.graph)
     module.recompile()
     if freeze and kind == "inference":
         inputs = [replace(x, frozen=x.role in WEIGHT_ROLES) for x in inputs]
     graph = Graph(module, kind, tuple(inputs))
     PassSequence((PROPAGATE,), given=NORMALIZE.ensures)(graph)
-    found = Effects() if kind == "backward" else effects(gm.graph)
-    return Normalized(graph, tuple(constants.values()), found)
+    found = Effects() if kind == "backward" else find_effects(gm.graph)
+    return NormalizedGraph(graph, tuple(constants.values()), found)
 
 
 def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph, static: Collection[int]) -> Role:
@@ -124,10 +131,10 @@ def _role(placeholder: fx.Node, kind: Kind, graph: fx.Graph, static: Collection[
         return Role.SYMBOL
     if kind == "backward":
         return Role.TANGENT if private.is_tangent(placeholder) else Role.SAVED
-    index = private.owner_index(placeholder)
+    index = private.wrapper_input_index(placeholder)
     if index is None or index not in static:
         return Role.ACTIVATION
-    if index in private.updated_owners(graph):
+    if index in private.mutated_dynamo_inputs(graph):
         return Role.MUTATED
     return Role.PARAMETER if value.is_floating_point() and value.requires_grad else Role.BUFFER
 

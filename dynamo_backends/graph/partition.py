@@ -15,11 +15,11 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, counts_flops, lazy_graph_module
 from dynamo_backends.graph.aliasing import tensor_bytes
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.random_draws import is_random
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """A subgraph of a partition, to run on the backend or in eager.
 
     Attributes:
@@ -36,10 +36,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionedGraph:
     """A graph's parts in execution order, and the reason for each eager node."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[GraphPart, ...]
     reasons: Mapping[fx.Node, str]
 
 
@@ -48,7 +48,7 @@ def partition(
     eager: Mapping[fx.Node, str],
     min_block_size: int,
     expected: Collection[str] = (),
-) -> Partition:
+) -> PartitionedGraph:
     """Partitions a graph into backend blocks and eager parts; small blocks go to eager.
 
     Args:
@@ -65,11 +65,11 @@ def partition(
     by_level: dict[int, list[fx.Node]] = {}
     for node in graph.calls:
         by_level.setdefault(levels[node], []).append(node)
-    parts = [extract(graph, by_level[level], level % 2 == 0) for level in sorted(by_level)]
-    return Partition(tuple(parts), reasons)
+    parts = [extract_part(graph, by_level[level], level % 2 == 0) for level in sorted(by_level)]
+    return PartitionedGraph(tuple(parts), reasons)
 
 
-def count_ops(nodes: list[fx.Node]) -> int:
+def count_aten_calls(nodes: list[fx.Node]) -> int:
     """Counts the calls of ATen operators; `getitem` does not count."""
     return sum(isinstance(n.target, OpOverload) for n in nodes)
 
@@ -101,7 +101,7 @@ def _drop_small_blocks(
         if level % 2 == 0:
             blocks.setdefault(level, []).append(node)
     for nodes in blocks.values():
-        size = count_ops(nodes)
+        size = count_aten_calls(nodes)
         if size < minimum:
             for node in nodes:
                 reasons[node] = (
@@ -109,8 +109,8 @@ def _drop_small_blocks(
                 )
 
 
-def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
-    """Extracts calls as a `Part`; its outputs are the values that nodes outside read.
+def extract_part(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> GraphPart:
+    """Extracts calls as a `GraphPart`; its outputs are the values that nodes outside read.
 
     Args:
         graph: In normal form; not changed.
@@ -138,7 +138,7 @@ def extract(graph: Graph, nodes: list[fx.Node], on_backend: bool) -> Part:
     known = dict(zip(graph.placeholders, graph.inputs, strict=True))
     roles = tuple(_role(known, n) for n in inputs)
     module = lazy_graph_module(graph.module, part)
-    return Part(
+    return GraphPart(
         Graph(module, graph.kind, roles),
         on_backend,
         tuple(n.name for n in inputs),
@@ -154,7 +154,7 @@ def _role(known: Mapping[fx.Node, Input], node: fx.Node) -> Input:
     return role if role.updated_by is None else replace(role, updated_by=None)
 
 
-def calls_first(
+def extract_callable(
     graph: Graph, reads: Iterable[fx.Node], calls: Iterable[fx.Node], made: Iterable[fx.Node]
 ) -> Callable[..., Sequence[Tensor]]:
     """Builds a callable that computes some of a graph's calls from given placeholders.
@@ -201,7 +201,7 @@ BLOCK_COST = 10.0  # in small operators
 _BYTES_PER_OPERATOR = 64 * 1024
 
 
-def fragmentation(split: Partition) -> str | None:
+def fragmentation_reason(split: PartitionedGraph) -> str | None:
     """Returns why a partition is too fragmented to pay off; None if it is not.
 
     Requires: static shapes.
@@ -212,17 +212,17 @@ def fragmentation(split: Partition) -> str | None:
     blocks = [part.graph.calls for part in split.parts if part.on_backend]
     if len(blocks) < MANY_BLOCKS:
         return None
-    work = sum(operator_work(node) for nodes in blocks for node in nodes) / len(blocks)
+    work = sum(estimate_operator_cost(node) for nodes in blocks for node in nodes) / len(blocks)
     if work >= BLOCK_COST:
         return None
-    size = sum(map(count_ops, blocks)) / len(blocks)
+    size = sum(map(count_aten_calls, blocks)) / len(blocks)
     return (
         f"{len(blocks)} blocks of {size:.3g} operators on average; a block does the work of "
         f"{work:.2g} small operators, but calling it costs about as much as {BLOCK_COST:.0f}"
     )
 
 
-def operator_work(node: fx.Node) -> float:
+def estimate_operator_cost(node: fx.Node) -> float:
     """Estimates a call's cost in eager, in units of one operator on small tensors."""
     op = node.target
     if not isinstance(op, OpOverload):

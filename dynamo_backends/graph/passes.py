@@ -5,10 +5,10 @@ from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.fold_batch_norm import FOLD_BATCH_NORM
 from dynamo_backends.graph.normalize import NORMALIZE
 from dynamo_backends.graph.pass_sequence import PassSequence
-from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import NORMAL_FORM, Property, Stage
-from dynamo_backends.graph.random import SEPARATE_DRAWS
-from dynamo_backends.graph.specialize import specialization
+from dynamo_backends.graph.random_draws import SEPARATE_DRAWS
+from dynamo_backends.graph.shape_propagation import PROPAGATE
+from dynamo_backends.graph.specialize import make_specialize_pass
 
 # The first two are AOT Autograd's work, done in one trace.
 FUNCTIONALIZE = Stage(
@@ -35,6 +35,6 @@ STAGES: tuple[Stage, ...] = (
     DECOMPOSE,
     NORMALIZE,
     PROPAGATE,
-    specialization(()),
+    make_specialize_pass(()),
     *PASSES.passes,
 )

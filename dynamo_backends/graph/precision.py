@@ -29,7 +29,7 @@ _PRODUCTS = frozenset(
 
 
 @dataclass(frozen=True)
-class Tf32:
+class Tf32Settings:
     """Whether torch allows TF32, for matrix products and for convolutions.
 
     Attributes:
@@ -41,12 +41,12 @@ class Tf32:
     convolutions: bool
 
     @property
-    def everywhere(self) -> bool:
+    def allowed_everywhere(self) -> bool:
         """Returns whether TF32 is allowed for both, for runtimes with a single switch."""
         return self.products and self.convolutions
 
 
-def product_precision() -> str:
+def float32_matmul_precision() -> str:
     """Returns torch's float32 matmul precision: "highest", "high" or "medium".
 
     As `torch.get_float32_matmul_precision`, which raises once precision was set for one backend
@@ -55,22 +55,22 @@ def product_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
-        return "high" if allowed_tf32().products else "highest"
+        return "high" if read_tf32_settings().products else "highest"
 
 
-def allowed_tf32() -> Tf32:
+def read_tf32_settings() -> Tf32Settings:
     """Reads which operations torch's settings let use TF32 now, without changing them."""
-    return Tf32(
+    return Tf32Settings(
         products=torch.backends.cuda.matmul.fp32_precision == "tf32",
         convolutions=torch.backends.cudnn.conv.fp32_precision == "tf32",  # type: ignore[attr-defined]
     )
 
 
-def may_be_tf32(op: Any) -> bool:
+def allows_tf32(op: Any) -> bool:
     """Returns whether torch now lets an operator use TF32 on GPUs."""
     if op in _CONVOLUTIONS:
-        return allowed_tf32().convolutions
-    return op in _PRODUCTS and allowed_tf32().products
+        return read_tf32_settings().convolutions
+    return op in _PRODUCTS and read_tf32_settings().products
 
 
 PRODUCTS = frozenset(

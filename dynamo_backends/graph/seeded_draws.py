@@ -13,23 +13,23 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.counter_generator import DEFAULTS, SEEDED_DRAW, can_draw
-from dynamo_backends.graph.graph import Graph, drop_dead
-from dynamo_backends.graph.random import (
+from dynamo_backends.graph.counter_based_rng import DEFAULTS, SEEDED_DRAW, supports_distribution
+from dynamo_backends.graph.graph import Graph, eliminate_dead_calls
+from dynamo_backends.graph.random_draws import (
     SWITCHED_OFF,
     counter_draw,
     counter_draw_like,
     counter_redraw,
     draw,
-    filled_by,
+    draws_like_tensor,
     generator_state,
-    is_bound_to_data,
+    get_fill_method,
     is_random,
     redraw,
     redraw_seeds,
-    seeds_of,
+    seed_draw_arguments,
 )
-from dynamo_backends.graph.sizes import SIZES, sizes_in
+from dynamo_backends.graph.symbolic_sizes import SIZES, collect_varying_sizes
 
 aten = torch.ops.aten
 
@@ -63,7 +63,7 @@ def replace_draws_by_seeded(graph: Graph) -> bool:
     again = [node for node in graph.calls if node.target is counter_redraw]
     changed = [_replace_redrawn(graph.module.graph, node) for node in again]
     if groups or any(changed):
-        drop_dead(graph.module.graph)
+        eliminate_dead_calls(graph.module.graph)
         graph.module.recompile()
     return bool(groups) or any(changed)
 
@@ -89,7 +89,7 @@ def _groups(graph: Graph) -> Iterator[list[fx.Node]]:
 
 def _varies(node: fx.Node) -> bool:
     """Returns whether what is drawn has sizes that may vary."""
-    return bool(sizes_in((node.args, node.kwargs, node.meta.get(SIZES))))
+    return bool(collect_varying_sizes((node.args, node.kwargs, node.meta.get(SIZES))))
 
 
 def _request(node: fx.Node) -> Request | None:
@@ -105,10 +105,12 @@ def _request(node: fx.Node) -> Request | None:
         method, arguments = _FREE[node.target](node)
     else:
         return None
-    return complete(method, value.dtype, arguments)
+    return complete_draw_request(method, value.dtype, arguments)
 
 
-def complete(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> Request | None:
+def complete_draw_request(
+    method: str, dtype: torch.dtype, arguments: Sequence[Any]
+) -> Request | None:
     """A request with all arguments; None if no device can draw it.
 
     Args:
@@ -117,7 +119,7 @@ def complete(method: str, dtype: torch.dtype, arguments: Sequence[Any]) -> Reque
         arguments: The first ones of the method's.
     """
     given = (*arguments, *DEFAULTS.get(method, ())[len(arguments) :])
-    return (method, given) if can_draw(method, dtype, given) else None
+    return (method, given) if supports_distribution(method, dtype, given) else None
 
 
 def _replace(graph: fx.Graph, group: Sequence[fx.Node]) -> None:
@@ -127,7 +129,7 @@ def _replace(graph: fx.Graph, group: Sequence[fx.Node]) -> None:
             _draw_apart(group[0])
         return
     with graph.inserting_before(group[0]):
-        seeds = _call(graph, draw, seeds_of(len(group)), group[0].meta)
+        seeds = _call(graph, draw, seed_draw_arguments(len(group)), group[0].meta)
     for place, node in enumerate(group):
         request = _request(node)
         assert request is not None
@@ -160,7 +162,7 @@ def _seeded(graph: fx.Graph, node: fx.Node, seeds: fx.Node, place: int, request:
     graph.erase_node(node)
 
 
-def draw_checkpoints_alike(graph: Graph) -> bool:
+def match_checkpoint_draws(graph: Graph) -> bool:
     """Makes forward and recomputed draws of a checkpoint use the same counter-based rule.
 
     Forward and backward may be run by different programs, or one of them in eager. The graph is
@@ -179,7 +181,7 @@ def draw_checkpoints_alike(graph: Graph) -> bool:
             changed |= follows_state and _draw_alike(graph.module.graph, node, None)
             follows_state = node.target is generator_state
     if changed:
-        drop_dead(graph.module.graph)
+        eliminate_dead_calls(graph.module.graph)
         graph.module.recompile()
     return changed
 
@@ -199,7 +201,7 @@ def _draw_alike(graph: fx.Graph, node: fx.Node, state: Any) -> bool:
             plain.replace_all_uses_with(node)
             graph.erase_node(plain)
         return False
-    value = filled_by(plain)[2]
+    value = get_fill_method(plain)[2]
     drawn = plain.args[0], request[0], value.dtype, *request[1]
     with graph.inserting_before(plain):
         if state is None:
@@ -229,10 +231,14 @@ def _replace_redrawn(graph: fx.Graph, node: fx.Node) -> bool:
 
 def _bound_request(node: fx.Node) -> Request | None:
     """Returns what a call draws in the shape of its first argument, if a device can."""
-    if not is_random(node) or not is_bound_to_data(node):
+    if not is_random(node) or not draws_like_tensor(node):
         return None
-    method, arguments, value = filled_by(node)
-    return complete(method, value.dtype, arguments) if value.device.type == "cpu" else None
+    method, arguments, value = get_fill_method(node)
+    return (
+        complete_draw_request(method, value.dtype, arguments)
+        if value.device.type == "cpu"
+        else None
+    )
 
 
 def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], meta: dict[str, Any]) -> fx.Node:
@@ -256,14 +262,14 @@ def _tensors(value: Any) -> Iterator[Any]:
 _CHOOSES_ALONE = frozenset({aten._fused_sdp_choice.default})  # who is to draw
 
 
-class DrawsError(Exception):
+class GlobalRngError(Exception):
     """Raised if a call can draw from torch's generator only; the message names the call."""
 
 
-class PrivateDraws(TorchDispatchMode):
+class PrivateRngMode(TorchDispatchMode):
     """A dispatch mode in which calls draw from a generator of its own with a fixed seed.
 
-    Those for which there is no way to say so raise `DrawsError` before they draw.
+    Those for which there is no way to say so raise `GlobalRngError` before they draw.
 
     Args:
         seed: Seed of the generator.
@@ -291,7 +297,7 @@ class PrivateDraws(TorchDispatchMode):
             return self._dropout(*args, **kwargs)
         twin = _with_generator(func)
         if twin is None or _given(func, args, kwargs).get("generator") is not None:
-            raise DrawsError(f"{func} draws random numbers")
+            raise GlobalRngError(f"{func} draws random numbers")
         position = [a.name for a in func._schema.arguments if not a.kwarg_only]
         args = [a for n, a in zip(position, args, strict=False) if n != "generator"]
         return twin(*args, **{**kwargs, "generator": self._generator})
@@ -302,11 +308,13 @@ class PrivateDraws(TorchDispatchMode):
         return x.mul(mask).mul_(0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def privately(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+def with_private_rng(
+    run: Callable[[list[Any]], Sequence[Any]],
+) -> Callable[[list[Any]], Sequence[Any]]:
     """Wraps a function: each call draws the same numbers, none from torch's generator."""
 
     def call(args: list[Any]) -> Sequence[Any]:
-        with PrivateDraws():
+        with PrivateRngMode():
             return run(args)
 
     return call

@@ -13,13 +13,20 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.sizes import FloatOfSizes, Size, integer_parts, sizes_in
-from dynamo_backends.graph.symbols import symbol_ranges, symbol_values
+from dynamo_backends.graph.symbolic_sizes import (
+    FloatWithExpression,
+    SizeWithExpression,
+    collect_varying_sizes,
+    integer_subexpressions,
+)
+from dynamo_backends.graph.symbols import solve_symbol_values, symbol_ranges
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def folded_numbers(graph: fx.Graph) -> dict[fx.Node, Size | FloatOfSizes]:
+def find_scalar_expressions(
+    graph: fx.Graph,
+) -> dict[fx.Node, SizeWithExpression | FloatWithExpression]:
     """Maps 0-d calls that only compute with sizes to the numbers they stand for.
 
     Args:
@@ -28,13 +35,13 @@ def folded_numbers(graph: fx.Graph) -> dict[fx.Node, Size | FloatOfSizes]:
     expressions: dict[fx.Node, sympy.Expr] = {}
     for node in graph.find_nodes(op="call_function", target=aten.scalar_tensor.default):
         _note(node, expressions)
-    if not any(sizes_in(node.args) for node in expressions):
+    if not any(collect_varying_sizes(node.args) for node in expressions):
         return {}
     for node in graph.nodes:
         if node.op == "call_function" and node not in expressions:
             _note(node, expressions)
     places = graph.find_nodes(op="placeholder")
-    numbers = _Numbers(symbol_values(places), symbol_ranges(places))
+    numbers = _Numbers(solve_symbol_values(places), symbol_ranges(places))
     read = (node for node in expressions if any(map(_has_dimensions, node.users)))
     found = ((node, numbers.of(expressions[node])) for node in read)
     return {node: number for node, number in found if number is not None}
@@ -52,7 +59,7 @@ def _note(node: fx.Node, expressions: dict[fx.Node, sympy.Expr]) -> None:
         return
     if node.target is aten.scalar_tensor.default:
         number: Any = node.args[0]
-        if isinstance(number, Size | FloatOfSizes):
+        if isinstance(number, SizeWithExpression | FloatWithExpression):
             expressions[node] = number.expression
         elif isinstance(number, int | float) and not isinstance(number, bool):
             expressions[node] = sympy.sympify(number)
@@ -130,16 +137,18 @@ class _Numbers:
         self._now = now
         self._ranges = {e: r for e, r in ranges.items() if e.is_Symbol}
 
-    def of(self, expression: sympy.Expr) -> Size | FloatOfSizes | None:
+    def of(self, expression: sympy.Expr) -> SizeWithExpression | FloatWithExpression | None:
         """Returns an expression as a number; None if constant or unknown in this call."""
         value = sympy.sympify(expression.subs(self._now))
         if not expression.free_symbols or value.free_symbols:
             return None
         if expression.is_integer:
             return self._size(expression, int(value))
-        parts = integer_parts(expression)
+        parts = integer_subexpressions(expression)
         sizes = {part: self._size(part, int(part.subs(self._now))) for part in parts}
-        return FloatOfSizes(float(value), expression, sizes)
+        return FloatWithExpression(float(value), expression, sizes)
 
-    def _size(self, expression: sympy.Expr, value: int) -> Size:
-        return Size(value, expression, *private.bounds_within(expression, self._ranges))
+    def _size(self, expression: sympy.Expr, value: int) -> SizeWithExpression:
+        return SizeWithExpression(
+            value, expression, *private.bounds_within(expression, self._ranges)
+        )

@@ -10,12 +10,12 @@ from torch import fx
 
 from dynamo_backends._torch_private import size_bounds
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.numbers import note_forgotten, settle_numbers
+from dynamo_backends.graph.layouts import empty_strided_like
 from dynamo_backends.graph.pass_sequence import PassSequence
-from dynamo_backends.graph.propagate import data_dependent
 from dynamo_backends.graph.properties import NORMAL_FORM, Pass, Property
-from dynamo_backends.graph.sizes import Evaluation, Symbolic, is_symbolic
+from dynamo_backends.graph.shape_propagation import find_data_dependent_calls
+from dynamo_backends.graph.symbolic_scalars import lower_symbolic_scalars, note_hardcoded_size
+from dynamo_backends.graph.symbolic_sizes import Symbolic, SymbolicEvaluator, is_symbolic
 
 SPECIALIZE = "specialize"
 
@@ -54,7 +54,7 @@ def shape_key(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(a.shape if isinstance(a, torch.Tensor) else a for a in args)
 
 
-def stand_ins(graph: Graph, args: Sequence[Any]) -> list[Any]:
+def make_example_inputs(graph: Graph, args: Sequence[Any]) -> list[Any]:
     """Replaces tensors by empty ones on "meta", except frozen weights, for later compiling.
 
     Args:
@@ -63,7 +63,7 @@ def stand_ins(graph: Graph, args: Sequence[Any]) -> list[Any]:
     """
     weights = frozenset(graph.weights)
     return [
-        empty_as(a, "meta") if isinstance(a, torch.Tensor) and i not in weights else a
+        empty_strided_like(a, "meta") if isinstance(a, torch.Tensor) and i not in weights else a
         for i, a in enumerate(args)
     ]
 
@@ -82,11 +82,11 @@ def specialize(graph: Graph, args: Sequence[Any], remember: bool = False) -> Gra
         remember: Sizes know the symbolic expressions that they come from (see `sizes`).
     """
     result = graph.copy()
-    PassSequence((specialization(args, remember),), NORMAL_FORM)(result)
+    PassSequence((make_specialize_pass(args, remember),), NORMAL_FORM)(result)
     return result
 
 
-def specialization(args: Sequence[Any], remember: bool = False) -> Pass:
+def make_specialize_pass(args: Sequence[Any], remember: bool = False) -> Pass:
     """Makes the pass that replaces symbolic sizes by those of one call.
 
     Args:
@@ -103,21 +103,21 @@ def specialization(args: Sequence[Any], remember: bool = False) -> Pass:
 
 
 def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
-    if not is_dynamic(graph) and data_dependent(graph):
+    if not is_dynamic(graph) and find_data_dependent_calls(graph):
         return False
     bindings: dict[sympy.Expr, Any] = {}
     for place, value in zip(graph.placeholders, args, strict=True):
         _bind(place.meta["val"], value, bindings)
-    evaluation = Evaluation(bindings)
+    evaluation = SymbolicEvaluator(bindings)
     for node in [*graph.placeholders, *graph.calls]:
         symbolic = node.meta.get("val")
         value = evaluation(symbolic)
         if remember:
-            evaluation.remember(node, symbolic)
+            evaluation.record_expressions(node, symbolic)
         if isinstance(value, int | float | bool) and not isinstance(node.meta["val"], torch.Tensor):
-            known: Any = evaluation.remembering(symbolic) if remember else value
+            known: Any = evaluation.evaluate_with_expression(symbolic) if remember else value
             if isinstance(symbolic, torch.SymBool) and node.users:
-                note_forgotten(graph.module.graph)
+                note_hardcoded_size(graph.module.graph)
             node.replace_all_uses_with(known)
             if node.op == "call_function":
                 graph.module.graph.erase_node(node)
@@ -125,11 +125,11 @@ def _specialize(graph: Graph, args: Sequence[Any], remember: bool) -> bool:
             value = known
         node.meta["val"] = value
     if remember:
-        settle_numbers(graph.module.graph)
+        lower_symbolic_scalars(graph.module.graph)
     return True
 
 
-def complete(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[Any] | None:
+def recover_symbol_inputs(graph: Graph, tensors: Sequence[torch.Tensor]) -> list[Any] | None:
     """The values of all placeholders, from those that are tensors.
 
     Args:
@@ -171,7 +171,7 @@ def _is_within(symbolic: Any, number: int) -> bool:
     return lower <= number and (upper is None or number <= upper)
 
 
-class Symbols:
+class GraphSymbols:
     """The symbols of a graph: reads their values from calls and specializes for them.
 
     Args:
@@ -194,7 +194,7 @@ class Symbols:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                     self.most[size.node.expr] = size_bounds(size)[1]
 
-    def read(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
+    def bind_values(self, args: Sequence[Any]) -> dict[sympy.Symbol, int]:
         """Returns the values of all symbols that one call's arguments imply.
 
         Args:
@@ -205,17 +205,19 @@ class Symbols:
             _bind(place.meta["val"], value, bindings)
         return bindings
 
-    def specialized(self, args: Sequence[Any]) -> Graph:
+    def specialize(self, args: Sequence[Any]) -> Graph:
         """Copies the graph for one call's sizes, which keep their expressions."""
         return specialize(self._graph, args, remember=True)
 
-    def arguments(self, values: Mapping[sympy.Symbol, int]) -> list[Any]:
+    def make_arguments(self, values: Mapping[sympy.Symbol, int]) -> list[Any]:
         """Makes fake arguments of a call in which the symbols have these values.
 
         Args:
             values: Values of all symbols.
         """
-        return list(map(Evaluation(values), (p.meta["val"] for p in self._graph.placeholders)))
+        return list(
+            map(SymbolicEvaluator(values), (p.meta["val"] for p in self._graph.placeholders))
+        )
 
 
 def _numbers(graph: Graph) -> set[sympy.Symbol]:

@@ -9,15 +9,15 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import input_storage
-from dynamo_backends.graph.sizes import Size, sizes_of
+from dynamo_backends.graph.layouts import infer_input_layout
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression, sizes_of
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.logs import silence_loggers
 
 _FARTHEST = 4  # times a size, a symbol that it is made of is looked for
 
 
-def symbol_values(places: Sequence[fx.Node]) -> dict[sympy.Expr, int]:
+def solve_symbol_values(places: Sequence[fx.Node]) -> dict[sympy.Expr, int]:
     """Solves for the symbols' values from the concrete sizes of placeholders.
 
     Args:
@@ -38,18 +38,18 @@ def symbol_ranges(places: Sequence[fx.Node]) -> dict[sympy.Expr, tuple[int, int 
     """Maps each size expression of a placeholder to its (lower, upper) bounds.
 
     Args:
-        places: As for `symbol_values`.
+        places: As for `solve_symbol_values`.
     """
     return {size.expression: (size.lower, size.upper) for size in _sizes(places)}
 
 
-def _sizes(places: Sequence[fx.Node]) -> list[Size]:
+def _sizes(places: Sequence[fx.Node]) -> list[SizeWithExpression]:
     values = (v for place in places for v in (place.meta["val"], *sizes_of(place)))
-    return [v for v in values if isinstance(v, Size)]
+    return [v for v in values if isinstance(v, SizeWithExpression)]
 
 
 def _solved(
-    size: Size, symbol: sympy.Symbol, now: dict[sympy.Expr, sympy.Integer]
+    size: SizeWithExpression, symbol: sympy.Symbol, now: dict[sympy.Expr, sympy.Integer]
 ) -> sympy.Integer | None:
     """The smallest value of a symbol with which a size is what it is."""
     expression = size.expression.xreplace(now)
@@ -71,7 +71,7 @@ EQUAL: Mapping[Any, Sequence[tuple[tuple[int, int], tuple[int, int]]]] = {
 }
 
 
-def unite_equal_sizes(graph: fx.Graph) -> None:
+def guard_equal_sizes(graph: fx.Graph) -> None:
     """Guards that sizes which attention needs equal are equal, while Dynamo traces.
 
     Dynamo guards that they are in each call; others are captured anew, and refused as in eager.
@@ -101,7 +101,7 @@ def _unite(first: int | torch.SymInt, second: int | torch.SymInt) -> None:
 _TIMES = 3  # odd, so that what has to be even, or a multiple, stays so
 
 
-def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
+def evaluate_at_other_sizes(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
     """Runs a lowered graph on fake tensors of other sizes; returns each node's value.
 
     Args:
@@ -114,7 +114,7 @@ def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
     known = _varied(graph)
     places = lowered.find_nodes(op="placeholder")
     mode, values = FakeTensorMode(), {}
-    with mode, silenced("torch._subclasses"):
+    with mode, silence_loggers("torch._subclasses"):
         for place, source in zip(places, graph.placeholders, strict=True):
             values[place] = _placed(source, known)
         for node in lowered.nodes:
@@ -129,26 +129,26 @@ def elsewhere(graph: Graph, lowered: fx.Graph) -> dict[fx.Node, Any]:
 
 
 def _varied(graph: Graph) -> dict[sympy.Expr, sympy.Integer]:
-    """Other values of what `symbol_values` knows."""
-    now = symbol_values(graph.placeholders)
+    """Other values of what `solve_symbol_values` knows."""
+    now = solve_symbol_values(graph.placeholders)
     return {expression: sympy.Integer(value * _TIMES) for expression, value in now.items()}
 
 
 def _placed(place: fx.Node, known: dict[sympy.Expr, sympy.Integer]) -> Any:
     value = place.meta["val"]
-    if isinstance(value, Size):
+    if isinstance(value, SizeWithExpression):
         return _valued(value, known)
     if not isinstance(value, Tensor):
         return value
     sizes: list[Any] = list(sizes_of(place))
     if None in sizes:
         raise CompileError(f"the sizes of the input {place.name!r} are not known")
-    shape = [_valued(sizes[d], known) for d in input_storage(value).order]
+    shape = [_valued(sizes[d], known) for d in infer_input_layout(value).order]
     return torch.empty(shape, dtype=value.dtype, device=value.device)
 
 
 def _valued(size: int, known: dict[sympy.Expr, sympy.Integer]) -> int:
-    if not isinstance(size, Size):
+    if not isinstance(size, SizeWithExpression):
         return size
     number = known.get(size.expression, size.expression.xreplace(known))
     if number.free_symbols:

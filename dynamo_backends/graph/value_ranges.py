@@ -24,7 +24,7 @@ Range = tuple[Bound, Bound]
 _LARGE = 1 << 22  # elements of constants whose values are looked at
 
 
-def as_bound(size: Any) -> Bound:
+def to_bound(size: Any) -> Bound:
     """Converts a size or number to an int or expression; None if it is neither."""
     if isinstance(size, torch.SymInt):
         expression = sympy.sympify(size.node.expr)
@@ -32,14 +32,14 @@ def as_bound(size: Any) -> Bound:
     return int(size) if isinstance(size, int) else None
 
 
-def at_most(a: Bound, b: Bound) -> bool:
+def is_never_above(a: Bound, b: Bound) -> bool:
     """Returns whether one bound is at most another for all values of the symbols."""
     if isinstance(a, int) and isinstance(b, int):
         return a <= b
     return bool(sympy.expand(b - a).is_nonnegative)
 
 
-class ValueRanges:
+class IntegerRangeAnalysis:
     """Infers, on demand, ranges of the integers in a graph's tensors.
 
     Args:
@@ -49,14 +49,14 @@ class ValueRanges:
     def __init__(self, known: Mapping[fx.Node, Range] | None = None):
         self._known: dict[fx.Node, Range | None] = dict(known or {})
 
-    def narrow(self, node: fx.Node, found: Range) -> None:
+    def set_range(self, node: fx.Node, found: Range) -> None:
         """Sets the range of a node's values, once they were checked."""
         self._known[node] = found
 
-    def of(self, node: Any) -> Range | None:
+    def range_of(self, node: Any) -> Range | None:
         """Infers the range of a node's values or of a number; None if unknown."""
         if not isinstance(node, fx.Node):
-            bound = as_bound(node)
+            bound = to_bound(node)
             return None if bound is None else (bound, bound)
         if node not in self._known:
             self._known[node] = None  # while its arguments are looked at
@@ -66,7 +66,7 @@ class ValueRanges:
     def _computed(self, node: fx.Node) -> Range | None:
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
-            bound = as_bound(value)
+            bound = to_bound(value)
             return None if bound is None else (bound, bound)
         if value.dtype == torch.bool:
             decided = _DECIDED.get(node.target)  # type: ignore[call-overload]
@@ -86,7 +86,7 @@ class ValueRanges:
         if (source.target, node.args[1]) in _POSITIONS_OF:
             return _positions_in(source)
         is_part = source.target in _PARTS or (source.target, 1) in _POSITIONS_OF
-        return self.of(source.args[0]) if is_part else None
+        return self.range_of(source.args[0]) if is_part else None
 
     def _within_dtype(self, node: fx.Node, found: Range | None) -> Range | None:
         """A range that arithmetic has not left; what a narrow dtype says where there is none."""
@@ -118,11 +118,11 @@ def _fits(bound: Bound, limits: torch.iinfo) -> bool:
     return limits.bits == 64  # sizes, and sums of a few, are far from the limits
 
 
-_Rule = Callable[[ValueRanges, fx.Node], Range | None]
+_Rule = Callable[[IntegerRangeAnalysis, fx.Node], Range | None]
 
 
 def _same(place: int = 0) -> _Rule:
-    return lambda ranges, node: ranges.of(node.args[place])
+    return lambda ranges, node: ranges.range_of(node.args[place])
 
 
 def _union(parts: Iterable[Range | None]) -> Range | None:
@@ -132,12 +132,12 @@ def _union(parts: Iterable[Range | None]) -> Range | None:
         return None
     least, most = found[0]
     for low, high in found[1:]:
-        if not at_most(least, low):
-            if not at_most(low, least):
+        if not is_never_above(least, low):
+            if not is_never_above(low, least):
                 return None
             least = low
-        if not at_most(high, most):
-            if not at_most(most, high):
+        if not is_never_above(high, most):
+            if not is_never_above(most, high):
                 return None
             most = high
     return least, most
@@ -147,8 +147,8 @@ def _hull(bounds: Sequence[Bound]) -> Range | None:
     return _union((b, b) for b in bounds)
 
 
-def _arange(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    args = [x[0] for x in map(ranges.of, node.args) if x is not None and x[0] == x[1]]
+def _arange(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    args = [x[0] for x in map(ranges.range_of, node.args) if x is not None and x[0] == x[1]]
     if len(args) < len(node.args):
         return None
     first, last, by = [0, *args, 1] if len(args) == 1 else [*args, 1][:3]
@@ -160,22 +160,22 @@ def _arange(ranges: ValueRanges, node: fx.Node) -> Range | None:
     return first, last - 1
 
 
-def _iota(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    length = ranges.of(node.args[0])
+def _iota(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    length = ranges.range_of(node.args[0])
     start, step = node.kwargs.get("start", 0), node.kwargs.get("step", 1)
     if length is None or not isinstance(start, int) or not isinstance(step, int):
         return None
     return _hull([start, start + step * (length[1] - 1)])
 
 
-def _filled(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    return ranges.of(node.args[1])
+def _filled(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    return ranges.range_of(node.args[1])
 
 
 def _added(sign: int) -> _Rule:
-    def rule(ranges: ValueRanges, node: fx.Node) -> Range | None:
-        a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
-        by = ranges.of(node.kwargs.get("alpha", 1))
+    def rule(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+        a, b = ranges.range_of(node.args[0]), ranges.range_of(node.args[1])
+        by = ranges.range_of(node.kwargs.get("alpha", 1))
         if a is None or b is None or by is None or not isinstance(by[0], int):
             return None
         factor = sign * by[0]
@@ -185,17 +185,17 @@ def _added(sign: int) -> _Rule:
     return rule
 
 
-def _multiplied(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
+def _multiplied(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    a, b = ranges.range_of(node.args[0]), ranges.range_of(node.args[1])
     if a is None or b is None:
         return None
-    if at_most(0, a[0]) and at_most(0, b[0]):
+    if is_never_above(0, a[0]) and is_never_above(0, b[0]):
         return a[0] * b[0], a[1] * b[1]
     return _hull([x * y for x in a for y in b])
 
 
-def _negated(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    a = ranges.of(node.args[0])
+def _negated(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    a = ranges.range_of(node.args[0])
     return None if a is None else (-a[1], -a[0])
 
 
@@ -206,32 +206,32 @@ def _clamped(least: Any, most: Any, found: Range | None) -> Range | None:
     low = None if found is None else found[0]
     high = None if found is None else found[1]
     if least is not None:
-        low = least[0] if low is None or at_most(low, least[0]) else low
-        if high is not None and not at_most(least[1], high):
-            high = least[1] if at_most(high, least[1]) else None
+        low = least[0] if low is None or is_never_above(low, least[0]) else low
+        if high is not None and not is_never_above(least[1], high):
+            high = least[1] if is_never_above(high, least[1]) else None
     if most is not None:
-        high = most[1] if high is None or at_most(most[1], high) else high
-        if low is not None and not at_most(low, most[0]):
-            low = most[0] if at_most(most[0], low) else None
+        high = most[1] if high is None or is_never_above(most[1], high) else high
+        if low is not None and not is_never_above(low, most[0]):
+            low = most[0] if is_never_above(most[0], low) else None
     return None if low is None or high is None else (low, high)
 
 
 def _clamp(low: int | None, high: int | None) -> _Rule:
-    def rule(ranges: ValueRanges, node: fx.Node) -> Range | None:
+    def rule(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
         def bound(place: int | None, name: str) -> Range | None:
             given = node.kwargs.get(name)
             if place is not None and place < len(node.args):
                 given = node.args[place]
-            return None if given is None else ranges.of(given)
+            return None if given is None else ranges.range_of(given)
 
-        return _clamped(bound(low, "min"), bound(high, "max"), ranges.of(node.args[0]))
+        return _clamped(bound(low, "min"), bound(high, "max"), ranges.range_of(node.args[0]))
 
     return rule
 
 
 def _extreme(is_most: bool) -> _Rule:
-    def rule(ranges: ValueRanges, node: fx.Node) -> Range | None:
-        a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
+    def rule(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+        a, b = ranges.range_of(node.args[0]), ranges.range_of(node.args[1])
         if a is None or b is None:
             return None
         return _clamped(b, None, a) if is_most else _clamped(None, b, a)
@@ -239,13 +239,13 @@ def _extreme(is_most: bool) -> _Rule:
     return rule
 
 
-def _remainder(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    by = ranges.of(node.args[1])
-    return None if by is None or not at_most(1, by[0]) else (0, by[1] - 1)
+def _remainder(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    by = ranges.range_of(node.args[1])
+    return None if by is None or not is_never_above(1, by[0]) else (0, by[1] - 1)
 
 
-def _floored(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    a, by = ranges.of(node.args[0]), node.args[1]
+def _floored(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    a, by = ranges.range_of(node.args[0]), node.args[1]
     if a is None or not isinstance(by, int) or by <= 0 or not all(isinstance(x, int) for x in a):
         return None
     if node.target is aten.div.Tensor_mode and node.kwargs.get("rounding_mode") != "floor":
@@ -253,42 +253,44 @@ def _floored(ranges: ValueRanges, node: fx.Node) -> Range | None:
     return a[0] // by, a[1] // by
 
 
-def _masked(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
-    sides = [x[1] for x in (a, b) if x is not None and at_most(0, x[0])]
+def _masked(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    a, b = ranges.range_of(node.args[0]), ranges.range_of(node.args[1])
+    sides = [x[1] for x in (a, b) if x is not None and is_never_above(0, x[0])]
     return (0, sides[0]) if sides else None
 
 
-def _where(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    return _union([ranges.of(node.args[1]), ranges.of(node.args[2])])
+def _where(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    return _union([ranges.range_of(node.args[1]), ranges.range_of(node.args[2])])
 
 
 def _either(place: int) -> _Rule:
     """Of operators that write an argument over parts of the first one."""
-    return lambda ranges, node: _union([ranges.of(node.args[0]), ranges.of(node.args[place])])
+    return lambda ranges, node: _union(
+        [ranges.range_of(node.args[0]), ranges.range_of(node.args[place])]
+    )
 
 
-def _put(ranges: ValueRanges, node: fx.Node) -> Range | None:
+def _put(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
     return None if len(node.args) > 3 and node.args[3] else _either(2)(ranges, node)
 
 
-def _joined(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    return _union(ranges.of(x) for x in node.args[0])  # type: ignore[union-attr]
+def _joined(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    return _union(ranges.range_of(x) for x in node.args[0])  # type: ignore[union-attr]
 
 
-def _padded(ranges: ValueRanges, node: fx.Node) -> Range | None:
+def _padded(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
     value = node.args[2] if len(node.args) > 2 else 0
-    return _union([ranges.of(node.args[0]), ranges.of(value)])
+    return _union([ranges.range_of(node.args[0]), ranges.range_of(value)])
 
 
-def _summed(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    a, source = ranges.of(node.args[0]), node.args[0].meta["val"]  # type: ignore[union-attr]
+def _summed(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    a, source = ranges.range_of(node.args[0]), node.args[0].meta["val"]  # type: ignore[union-attr]
     dims: Any = node.args[1] if len(node.args) > 1 else None
     if a is None:
         return None
     count: Bound = 1
     for dim in range(source.ndim) if dims in (None, []) else _listed(dims):
-        count = count * as_bound(source.shape[dim])
+        count = count * to_bound(source.shape[dim])
     return _union([(0, 0), (a[0] * count, a[0] * count), (a[1] * count, a[1] * count), a])
 
 
@@ -311,11 +313,11 @@ def _positions_in(node: Any) -> Range | None:
         sizes = (shape[dim],) if shape else ()
     count: Bound = 1
     for size in sizes:
-        count = count * as_bound(size)
+        count = count * to_bound(size)
     return 0, count - 1
 
 
-def _drawn(ranges: ValueRanges, node: fx.Node) -> Range | None:
+def _drawn(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
     args = [x for x in node.args if isinstance(x, int)]
     return (0, args[0] - 1) if len(args) == 1 else (args[0], args[1] - 1)
 
@@ -323,36 +325,36 @@ def _drawn(ranges: ValueRanges, node: fx.Node) -> Range | None:
 def _compared(is_true: Callable[[Range, Range], bool]) -> _Rule:
     """Of comparisons: (1, 1) where the ranges show that all of them hold."""
 
-    def rule(ranges: ValueRanges, node: fx.Node) -> Range | None:
-        a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
+    def rule(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+        a, b = ranges.range_of(node.args[0]), ranges.range_of(node.args[1])
         holds = a is not None and b is not None and is_true(a, b)
         return int(holds), 1
 
     return rule
 
 
-def _both(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    a, b = ranges.of(node.args[0]), ranges.of(node.args[1])
+def _both(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    a, b = ranges.range_of(node.args[0]), ranges.range_of(node.args[1])
     return int(a == b == (1, 1)), 1
 
 
-def _negation(ranges: ValueRanges, node: fx.Node) -> Range | None:
-    found = ranges.of(node.args[0])
+def _negation(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
+    found = ranges.range_of(node.args[0])
     return {(1, 1): (0, 0), (0, 0): (1, 1)}.get(found or (0, 1), (0, 1))
 
 
-def _reduced(ranges: ValueRanges, node: fx.Node) -> Range | None:
+def _reduced(ranges: IntegerRangeAnalysis, node: fx.Node) -> Range | None:
     """Of `all` and `any` of something: what all of it is."""
     source: Any = node.args[0]
-    found = ranges.of(source) if source.meta["val"].dtype == torch.bool else None
+    found = ranges.range_of(source) if source.meta["val"].dtype == torch.bool else None
     return found or (0, 1)
 
 
 _DECIDED: dict[OpOverload, _Rule] = {
-    aten.ge.Scalar: _compared(lambda a, b: at_most(b[1], a[0])),
-    aten.le.Scalar: _compared(lambda a, b: at_most(a[1], b[0])),
-    aten.gt.Scalar: _compared(lambda a, b: at_most(b[1] + 1, a[0])),
-    aten.lt.Scalar: _compared(lambda a, b: at_most(a[1] + 1, b[0])),
+    aten.ge.Scalar: _compared(lambda a, b: is_never_above(b[1], a[0])),
+    aten.le.Scalar: _compared(lambda a, b: is_never_above(a[1], b[0])),
+    aten.gt.Scalar: _compared(lambda a, b: is_never_above(b[1] + 1, a[0])),
+    aten.lt.Scalar: _compared(lambda a, b: is_never_above(a[1] + 1, b[0])),
     aten.bitwise_and.Tensor: _both,
     aten.logical_and.default: _both,
     aten.logical_not.default: _negation,
@@ -433,7 +435,7 @@ _RULES: dict[OpOverload, _Rule] = {
     prims.iota.default: _iota,
     aten.full.default: _filled,
     aten.full_like.default: _filled,
-    aten.new_full.default: lambda ranges, node: ranges.of(node.args[2]),
+    aten.new_full.default: lambda ranges, node: ranges.range_of(node.args[2]),
     aten.scalar_tensor.default: _same(),
     aten.fill.Scalar: _filled,
     **dict.fromkeys(

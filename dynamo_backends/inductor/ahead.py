@@ -10,9 +10,9 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import SharedLibrary, settings_for_casts
-from dynamo_backends.graph.aliasing import peak_bytes, root
+from dynamo_backends.graph.aliasing import estimate_peak_bytes, find_view_base
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import Size, sizes_of, with_sizes_as_inputs
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression, sizes_of, with_sizes_as_inputs
 from dynamo_backends.inductor.libraries import LibraryExecutable, Run, digest, parts_of
 from dynamo_backends.inductor.runtime import (
     fake,
@@ -21,7 +21,7 @@ from dynamo_backends.inductor.runtime import (
     symbolic,
     symbols_of,
 )
-from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.errors import CompileError, reraise_as_compile_error
 from dynamo_backends.kernels.linears import multiply_by_onednn
 from dynamo_backends.runtime.freed_memory import keep_freed_memory
 
@@ -82,14 +82,14 @@ class AheadExecutable(LibraryExecutable):
             inductor_lock,
             private.disable_current_modes(),
             warnings.catch_warnings(),
-            as_compile_error("AOTInductor cannot compile it"),
+            reraise_as_compile_error("AOTInductor cannot compile it"),
         ):
             # Said by Inductor's tuner, and where torch copies the graphs that it makes itself.
             warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec", FutureWarning)
             module, _ = prepared_module(self._graph, constants if weights else (), self._reduced)
             library = self._library(module, bool(weights))
-            temporaries = peak_bytes(module.graph)
+            temporaries = estimate_peak_bytes(module.graph)
             digests = list(map(digest, weights))
             self.add(digests, library)
         self._libraries.append((digests, library))
@@ -153,7 +153,7 @@ def _copy_results(graph: fx.Graph) -> None:
     results: Any = output.args[0]
     copied = []
     for result in results:
-        if isinstance(result, fx.Node) and root(result).op != "call_function":
+        if isinstance(result, fx.Node) and find_view_base(result).op != "call_function":
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (result,))
             copy.meta = dict(result.meta)
@@ -172,14 +172,17 @@ def _read_sizes(graph: fx.Graph) -> None:
     sources: dict[sympy.Expr, tuple[fx.Node, int]] = {}
     for place in _tensors(places):
         for dim, size in enumerate(sizes_of(place)):
-            if isinstance(size, Size):
+            if isinstance(size, SizeWithExpression):
                 sources.setdefault(size.expression, (place, dim))
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for place in places:
         size = place.meta["val"]
         if isinstance(size, Tensor):
             continue
-        if not isinstance(size, Size) or not size.expression.free_symbols <= sources.keys():
+        if (
+            not isinstance(size, SizeWithExpression)
+            or not size.expression.free_symbols <= sources.keys()
+        ):
             raise CompileError(f"the number {place.name!r} is not read from a tensor's shape")
         with graph.inserting_before(first):
             node = _size_node(graph, size, sources)
@@ -189,7 +192,7 @@ def _read_sizes(graph: fx.Graph) -> None:
 
 
 def _size_node(
-    graph: fx.Graph, size: Size, sources: Mapping[sympy.Expr, tuple[fx.Node, int]]
+    graph: fx.Graph, size: SizeWithExpression, sources: Mapping[sympy.Expr, tuple[fx.Node, int]]
 ) -> fx.Node:
     expression = size.expression
     if expression in sources:

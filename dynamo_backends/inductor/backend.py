@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.calls import unknown_shape
+from dynamo_backends.graph.call_arguments import dynamic_shape_reason
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.lstm import without_workspaces
+from dynamo_backends.graph.lstm import without_lstm_workspaces
 from dynamo_backends.int8.options import TORCHAO, Int8Options, require_quantizer
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
@@ -71,26 +71,26 @@ class InductorFreezing(Backend):
             return Availability(False, reason, _INSTALL)
         return Availability(True, f"Inductor of torch {torch.__version__}")
 
-    def prepare(self, graph: Graph, options: InductorOptions) -> None:
-        """See `Backend.prepare`."""
+    def check_graph(self, graph: Graph, options: InductorOptions) -> None:
+        """See `Backend.check_graph`."""
         if options.is_int8:
             require_quantizer(TORCHAO, self.name)
 
-    def prefetch(self, inputs: Sequence[Any], options: Any) -> None:
-        """See `Prefetches.prefetch`. Kernels are compiled beside capture."""
+    def start_initialization(self, inputs: Sequence[Any], options: Any) -> None:
+        """See `Prefetches.start_initialization`. Kernels are compiled beside capture."""
         from dynamo_backends.kernels.background_builds import start
 
         start(inputs)
 
-    def keeps(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.keeps`: Inductor decomposes what it wants decomposed."""
+    def preserved_operators(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`: Inductor decomposes what it wants decomposed."""
         from dynamo_backends.inductor.decompositions import CHECKED
 
         return frozenset(whole_operators()) - CHECKED
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`. Inductor itself leaves to eager what it has no lowering for."""
-        shape = unknown_shape(node)
+        shape = dynamic_shape_reason(node)
         return SUPPORTED if shape is None else Support(False, shape)
 
     def compile(self, graph: Graph, options: InductorOptions) -> Executable:
@@ -98,13 +98,13 @@ class InductorFreezing(Backend):
         if options.is_int8:
             from dynamo_backends.inductor.quantized import InductorInt8Executable
 
-            return InductorInt8Executable(without_workspaces(graph), options.precision)
+            return InductorInt8Executable(without_lstm_workspaces(graph), options.precision)
         from dynamo_backends.inductor.runtime import InductorExecutable
-        from dynamo_backends.runtime.ranged import for_range
+        from dynamo_backends.runtime.ranged_calls import make_for_range
 
-        graph = without_workspaces(graph)  # programs run outside of grad mode
+        graph = without_lstm_workspaces(graph)  # programs run outside of grad mode
         reduced = options.precision == "bf16"
-        return for_range(
+        return make_for_range(
             graph,
             lambda ranged: InductorExecutable(
                 graph, self.settings, reduced, options.reserve, ranged
@@ -126,11 +126,11 @@ class Inductor(InductorFreezing):
         if options.is_int8:
             return super().compile(graph, options)
         from dynamo_backends.inductor.runtime import LiveInductorExecutable
-        from dynamo_backends.runtime.ranged import for_range
+        from dynamo_backends.runtime.ranged_calls import make_for_range
 
-        graph = without_workspaces(graph)
+        graph = without_lstm_workspaces(graph)
         reduced = options.precision == "bf16"
-        return for_range(
+        return make_for_range(
             graph,
             lambda ranged: LiveInductorExecutable(
                 graph, self.settings, reduced, options.reserve, ranged

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.call_tracing import CallTraces
-from dynamo_backends.graph.decompose import decompose, replace
-from dynamo_backends.graph.decompositions import checked_decompositions
-from dynamo_backends.graph.random import dropout
+from dynamo_backends.graph.call_decomposition import decompose_call, replace_call
+from dynamo_backends.graph.call_tracing import CallTraceCache
+from dynamo_backends.graph.decomposition_tables import checked_decomposition_table
+from dynamo_backends.graph.random_draws import decompose_dropout
 from dynamo_backends.inductor import norms
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.kernels.patterns import (
@@ -36,13 +36,13 @@ CHECKED = frozenset({aten.max_unpool2d.default, aten.max_unpool3d.default})
 
 def decompose_for_inductor(graph: fx.Graph) -> None:
     """Decomposes the calls of a graph for concrete shapes as Inductor wants it, in place."""
-    table, traces = private.inductor_decompositions(), CallTraces()
-    with torch.no_grad(), private.keep_unused_draws():
+    table, traces = private.inductor_decompositions(), CallTraceCache()
+    with torch.no_grad(), private.keeping_unused_draws():
         for node in list(graph.nodes):
             gone = node._erased  # with one that had read it
             if node.op == "call_function" and node.target in table and not gone:
                 with contextlib.suppress(LoweringError):  # rules that decline: Inductor lowers it
-                    decompose(node, table, traces)
+                    decompose_call(node, table, traces)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -50,7 +50,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     table = private.inductor_decompositions()
     ways = {**POOLS, **_NORMS, aten.convolution_backward.default: _convolution_backward}
     images = {operator: _choice(way, table.get(operator)) for operator, way in ways.items()}
-    checked = checked_decompositions(keep=())
+    checked = checked_decomposition_table(keep=())
     narrow = narrow_integer_rules(table)
     return table | images | narrow | _DRAWS | {op: checked[op] for op in CHECKED}
 
@@ -101,7 +101,7 @@ _NORMS = {
 }
 
 _DRAWS = {
-    aten.native_dropout.default: dropout,
+    aten.native_dropout.default: decompose_dropout,
     # Inductor would compare uniform numbers, which are others than eager draws.
     aten.bernoulli.default: keep_stride_order(aten.bernoulli.default),
     # Up to torch 2.12 it would draw for all elements, and eager draws for those below zero alone.
@@ -151,7 +151,7 @@ def widen_narrow_integers(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         dtypes, function = _WAYS.get(node.target, ((), None))
         if function is not None and node.args[0].meta["val"].dtype in dtypes:
-            replace(node, function)
+            replace_call(node, function)
 
 
 def narrow_integer_rules(

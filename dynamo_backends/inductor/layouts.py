@@ -14,8 +14,8 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.graph.layouts import dense_order
-from dynamo_backends.graph.propagate import Inference
-from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.random_draws import is_random
+from dynamo_backends.graph.shape_propagation import ShapeInference
 from dynamo_backends.kernels.patterns import (
     CONVOLUTION_BACKWARD,
     POOLS,
@@ -76,14 +76,14 @@ def make_weights_dense(graph: fx.Graph) -> None:
     Args:
         graph: Changed in place; its nodes have values.
     """
-    infer = Inference()
+    infer = ShapeInference()
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         for place in (1, 2):
             weight = node.args[place]
             if weight is not None and dense_order(weight.meta["val"]) is None:
                 with graph.inserting_before(node):
                     settings = {"memory_format": torch.contiguous_format}
-                    dense = infer.call(graph, aten.clone.default, weight, **settings)
+                    dense = infer.insert_call(graph, aten.clone.default, weight, **settings)
                 node.update_arg(place, dense)
 
 
@@ -105,7 +105,7 @@ class _Layouts:
 
     def __init__(self, graph: fx.Graph):
         self._graph = graph
-        self._infer = Inference()
+        self._infer = ShapeInference()
         self._traced: dict[fx.Node, Any] = {}
         self._converted: dict[fx.Node, fx.Node] = {}
 
@@ -150,10 +150,10 @@ class _Layouts:
         return self._permute(moved, inverse)
 
     def _clone(self, node: fx.Node, **settings: Any) -> fx.Node:
-        return self._infer.call(self._graph, aten.clone.default, node, **settings)
+        return self._infer.insert_call(self._graph, aten.clone.default, node, **settings)
 
     def _permute(self, node: fx.Node, order: Sequence[int]) -> fx.Node:
-        return self._infer.call(self._graph, aten.permute.default, node, list(order))
+        return self._infer.insert_call(self._graph, aten.permute.default, node, list(order))
 
 
 def _strides(value: Any) -> Any:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import SharedLibrary, is_lazy, open_library
+from dynamo_backends._torch_private import SharedLibrary, has_conj_or_neg_bit, open_library
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import computed
-from dynamo_backends.graph.sizes import SizeReader, sizes_of, strides_of
+from dynamo_backends.graph.layouts import resolve_conj_and_neg
+from dynamo_backends.graph.symbolic_sizes import SizeReader, sizes_of, strides_of
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime.freed_memory import keep_freed_memory
@@ -215,8 +215,8 @@ class _Layout:
                 f"compiled for {self._dtype}{list(shape)}, "
                 f"called with {tensor.dtype}{list(tensor.shape)}"
             )
-        if is_lazy(tensor):
-            tensor = computed(tensor)
+        if has_conj_or_neg_bit(tensor):
+            tensor = resolve_conj_and_neg(tensor)
         return tensor if tensor.stride() == strides else restride(tensor, strides)
 
     def restore(self, tensor: Tensor, numbers: _Numbers) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.lstm import without_workspaces
+from dynamo_backends.graph.lstm import without_lstm_workspaces
 from dynamo_backends.inductor.backend import (
     Inductor,
     InductorFreezing,
@@ -18,7 +18,7 @@ from dynamo_backends.inductor.backend import (
 from dynamo_backends.interface.backend import Availability
 from dynamo_backends.interface.executable import Executable, StepProgram
 from dynamo_backends.runtime.cache import source_digest
-from dynamo_backends.runtime.processor import processor
+from dynamo_backends.runtime.cpu_info import cpu_cache_key
 
 
 class _Packaged(InductorFreezing):
@@ -36,7 +36,7 @@ class _Packaged(InductorFreezing):
         """See `Backend.availability`. Loading takes no compiler, and what compiles asks for one."""
         return Availability(True, f"AOTInductor of torch {torch.__version__}")
 
-    def prefetch(self, inputs: Any, options: Any) -> None:
+    def start_initialization(self, inputs: Any, options: Any) -> None:
         """See `Prefetches.prefetch`: no kernels of this package are needed."""
 
     def compile(self, graph: Graph, options: InductorOptions) -> Executable:
@@ -44,11 +44,11 @@ class _Packaged(InductorFreezing):
         if options.is_int8 or not _is_on_cpu(graph):
             return super().compile(graph, options)
         from dynamo_backends.inductor.ahead import AheadExecutable
-        from dynamo_backends.runtime.ranged import for_range
+        from dynamo_backends.runtime.ranged_calls import make_for_range
 
-        graph = without_workspaces(graph)
+        graph = without_lstm_workspaces(graph)
         reduced = options.precision == "bf16"
-        return for_range(
+        return make_for_range(
             graph,
             lambda ranged: AheadExecutable(
                 graph, self.settings, self.freezes, reduced, options.reserve, ranged
@@ -57,7 +57,7 @@ class _Packaged(InductorFreezing):
 
     def cache_key(self, options: Any) -> str:
         """See `SavesExecutables.cache_key`."""
-        return f"{torch.version.git_version} {source_digest()} {processor()}"
+        return f"{torch.version.git_version} {source_digest()} {cpu_cache_key()}"
 
     def versions(self) -> dict[str, str]:
         """See `Backend.versions`."""

@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.aliasing import root
-from dynamo_backends.graph.graph import Graph, drop_dead
+from dynamo_backends.graph.aliasing import find_view_base
+from dynamo_backends.graph.graph import Graph, eliminate_dead_calls
 
 aten = torch.ops.aten
 
@@ -110,9 +110,12 @@ def _compute(graph: Graph, outputs: Sequence[Any], updated: set[fx.Node]) -> fx.
     copy = fx.Graph()
     nodes: dict[fx.Node, fx.Node] = {}
     copy.graph_copy(graph.module.graph, nodes)
-    found = [_apart(nodes[x], root(x) in updated) if isinstance(x, fx.Node) else x for x in outputs]
+    found = [
+        _apart(nodes[x], find_view_base(x) in updated) if isinstance(x, fx.Node) else x
+        for x in outputs
+    ]
     copy.output(tuple(found))
-    drop_dead(copy)
+    eliminate_dead_calls(copy)
     return fx.GraphModule(graph.module, copy)
 
 
@@ -193,7 +196,7 @@ def _cuts(graph: fx.Graph) -> Iterator[frozenset[str]]:
     calls = [node for node in graph.nodes if node.op == "call_function"]
     passes: dict[int, list[int]] = {}
     for i, node in enumerate(calls):
-        if (number := private.backward_pass(node)) is not None:
+        if (number := private.backward_pass_number(node)) is not None:
             passes.setdefault(number, []).append(i)
     end = 0
     for places in sorted(passes.values()):
@@ -256,7 +259,7 @@ def _stage(module: fx.GraphModule, names: Iterable[str]) -> Stage:
     calls = {node.name: node for node in graph.nodes if node.op == "call_function"}
     makes = tuple(name for name in dict.fromkeys(names) if name in calls)
     graph.output_node().args = (tuple(calls[name] for name in makes),)
-    drop_dead(graph)
+    eliminate_dead_calls(graph)
     for place in graph.find_nodes(op="placeholder"):
         if not place.users:
             graph.erase_node(place)

@@ -17,9 +17,9 @@ from dynamo_backends.graph.graph import Graph
 from dynamo_backends.inductor.runtime import with_constants
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable
 from dynamo_backends.int8.options import DYNAMIC, saturates
-from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.errors import CompileError, reraise_as_compile_error
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.logs import silence_loggers
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ class InductorInt8Executable(QuantizedExecutable):
         module = with_constants(self.graph, weights)
         if not use_linear_modules(module):
             raise CompileError("the graph has no linear layer with constant weights to quantize")
-        with as_compile_error("torchao or Inductor failed"):
+        with reraise_as_compile_error("torchao or Inductor failed"):
             quantize(module, self._precision)
             run = compile_quantized_with_inductor(module, list(seen[0]))
         results = self._results
@@ -58,7 +58,7 @@ def quantize(module: nn.Module, precision: str) -> None:
         module: It is changed.
         precision: "int8-dynamic" or "int8-weights".
     """
-    with warnings.catch_warnings(), silenced("torchao", "torch.utils._pytree"):
+    with warnings.catch_warnings(), silence_loggers("torchao", "torch.utils._pytree"):
         warnings.simplefilter("ignore")  # of torchao about itself
         from torchao.quantization import (
             Int8DynamicActivationInt8WeightConfig,

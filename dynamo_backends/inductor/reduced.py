@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.attention import flash_attention_for_cpu
-from dynamo_backends.graph.decompose import origin, replace
+from dynamo_backends.graph.attention_decompositions import flash_attention_for_cpu
+from dynamo_backends.graph.call_decomposition import get_origin_name, replace_call
 from dynamo_backends.graph.precision import PRODUCTS
-from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.graph.shape_propagation import ShapeInference
 from dynamo_backends.kernels.patterns import CAST, is_float32
 from dynamo_backends.kernels.timing import fastest
 from dynamo_backends.workers.race import Run
@@ -86,7 +86,7 @@ def compute_in_bfloat16(module: fx.GraphModule) -> bool:
     changed = _multiply_attention(graph)
     calls = [node for node in graph.nodes if node.op == "call_function"]
     if changed:
-        infer = Inference()
+        infer = ShapeInference()
         for node in calls:  # those that are new have values of another fake mode
             infer(node)
     if not any(_is_product(node) for node in calls):
@@ -106,8 +106,8 @@ def _multiply_attention(graph: fx.Graph) -> bool:
     changed = False
     for node in graph.find_nodes(op="call_function", target=_ATTENTION):
         if _is_divisible(node) and _is_faster_in_products(node):
-            call = origin(node)
-            replace(node, flash_attention_for_cpu)
+            call = get_origin_name(node)
+            replace_call(node, flash_attention_for_cpu)
             if node.kwargs.get("attn_mask") is None:
                 _trust_softmax(graph, call)
             changed = True
@@ -132,7 +132,7 @@ def _is_divisible(node: fx.Node) -> bool:
 def _trust_softmax(graph: fx.Graph, attention: str) -> None:
     """Without a mask each query sees a key, which torch's softmax for attention looks for."""
     for node in graph.find_nodes(op="call_function", target=aten._safe_softmax.default):
-        if origin(node) == attention:
+        if get_origin_name(node) == attention:
             node.target = aten._softmax.default
             node.args, node.kwargs = (*node.args[:2], False), {}
 
@@ -169,7 +169,7 @@ class _Types:
 
     def __init__(self, graph: fx.Graph):
         self._graph = graph
-        self._infer = Inference()
+        self._infer = ShapeInference()
         self._reduced: set[fx.Node] = set()  # these were float32
         self._casts: dict[tuple[fx.Node, torch.dtype], fx.Node] = {}
 
@@ -207,7 +207,7 @@ class _Types:
     def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         key = (node, dtype)
         if key not in self._casts:
-            self._casts[key] = self._infer.call(self._graph, CAST, *key)
+            self._casts[key] = self._infer.insert_call(self._graph, CAST, *key)
         return self._casts[key]
 
 

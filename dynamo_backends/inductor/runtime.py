@@ -20,10 +20,16 @@ from dynamo_backends._torch_private import (
     settings_for_casts,
 )
 from dynamo_backends._torch_private.forks import fork_safe_lock, fork_safe_rlock
-from dynamo_backends.graph.aliasing import peak_bytes, root
+from dynamo_backends.graph.aliasing import estimate_peak_bytes, find_view_base
 from dynamo_backends.graph.graph import Graph, copy_graph
-from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, SizeReader, sizes_of, strides_of
+from dynamo_backends.graph.layouts import empty_strided_like
+from dynamo_backends.graph.symbolic_sizes import (
+    SIZE_FUNCTIONS,
+    SizeReader,
+    SizeWithExpression,
+    sizes_of,
+    strides_of,
+)
 from dynamo_backends.inductor.decompositions import decompose_for_inductor, widen_narrow_integers
 from dynamo_backends.inductor.layouts import make_channels_last, make_weights_dense
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
@@ -36,8 +42,12 @@ from dynamo_backends.kernels.small_channels import use_small_channels
 from dynamo_backends.kernels.winograd import use_winograd
 from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.freed_memory import keep_freed_memory
-from dynamo_backends.runtime.prepared_executables import PreparedExecutable, Run, computing
-from dynamo_backends.runtime.ranged import RangedCalls
+from dynamo_backends.runtime.prepared_executables import (
+    PreparedExecutable,
+    Run,
+    wrap_for_lazy_inputs,
+)
+from dynamo_backends.runtime.ranged_calls import RangedCalls
 
 log = logging.getLogger("dynamo_backends")
 
@@ -93,8 +103,8 @@ class InductorExecutable(PreparedExecutable):
                 inputs = [fake(p.meta["val"], mode) for p in places]
                 run = _compile(module, inputs, settings)
             if self._reserve:
-                keep_freed_memory(peak_bytes(module.graph))
-            return computing(run, _is_negated) if negated else run
+                keep_freed_memory(estimate_peak_bytes(module.graph))
+            return wrap_for_lazy_inputs(run, _is_negated) if negated else run
 
     def _choose_kernels(self, module: fx.GraphModule) -> None:
         """Puts kernels of this package in, where they suit the sizes."""
@@ -129,7 +139,7 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], settings: dict[str, 
 
 def _shares_memory(graph: fx.Graph) -> bool:
     """Returns whether an output is an input, a constant or a view of one."""
-    return any(root(x).op != "call_function" for x in graph.output_node().all_input_nodes)
+    return any(find_view_base(x).op != "call_function" for x in graph.output_node().all_input_nodes)
 
 
 def prepared_module(
@@ -199,7 +209,7 @@ def fake(value: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(value, Tensor):
         return value
     with mode:
-        return empty_as(value)
+        return empty_strided_like(value)
 
 
 Compile = Callable[[Sequence[Any]], Run]
@@ -249,7 +259,7 @@ class RangedRun:
             return run
 
 
-def symbols_of(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
+def symbols_of(places: Sequence[fx.Node]) -> dict[sympy.Symbol, SizeWithExpression]:
     """Returns the symbols of the inputs' sizes and strides, and their values in this call.
 
     Args:
@@ -260,8 +270,8 @@ def symbols_of(places: Sequence[fx.Node]) -> dict[sympy.Symbol, Size]:
             is not the size of any input by itself.
     """
     numbers = [number for place in places for number in _numbers(place)]
-    sizes = [number for number in numbers if isinstance(number, Size)]
-    found: dict[sympy.Symbol, Size] = {}
+    sizes = [number for number in numbers if isinstance(number, SizeWithExpression)]
+    found: dict[sympy.Symbol, SizeWithExpression] = {}
     for size in sizes:
         if isinstance(size.expression, sympy.Symbol):
             found.setdefault(size.expression, size)
@@ -287,7 +297,7 @@ def symbolic(place: fx.Node, fresh: private.FreshSymbols) -> Any:
     """Returns a fake tensor, or a number, like an input, with symbols for what may vary."""
 
     def sized(number: int) -> int | torch.SymInt:
-        if isinstance(number, Size) and number.expression.free_symbols:
+        if isinstance(number, SizeWithExpression) and number.expression.free_symbols:
             return fresh.size(number.expression)
         return int(number)
 

@@ -16,20 +16,20 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import compile_step_with_inductor
 from dynamo_backends.aot.step.program.backends import StepBackend
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.random import draw
+from dynamo_backends.graph.random_draws import draw
 from dynamo_backends.inductor.decompositions import decompositions
 from dynamo_backends.inductor.layouts import make_channels_last
 from dynamo_backends.inductor.phases import Stage, cut, separate
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.kernels.convolution_gradients import choose_kernels
-from dynamo_backends.runtime.atomic import give_up, signals_held
+from dynamo_backends.runtime.atomic_copies import defer_signals, fill_lost_tensors
 
 
 def step_backend() -> StepBackend:
     """Returns how Inductor compiles steps."""
     # A loop on a GPU cannot read a tensor of the host.
-    return StepBackend("inductor", decompositions(), InductorStep, numbers_with_tensors=True)
+    return StepBackend("inductor", decompositions(), InductorStep, keeps_scalars_on_device=True)
 
 
 class InductorStep(StepProgram):
@@ -58,7 +58,7 @@ class InductorStep(StepProgram):
         arguments = [*results[: self._handed], *written]
         del results[: self._handed]
         torch.autograd.graph.increment_version(updated)
-        with signals_held():
+        with defer_signals():
             self._overwrite(arguments, updated)
             taken.append(results)
 
@@ -66,7 +66,7 @@ class InductorStep(StepProgram):
         try:
             self._write(arguments)
         except Exception as error:
-            give_up(updated)
+            fill_lost_tensors(updated)
             raise StepCaptureError(
                 f"writing the results of a training step failed ({error}). Its {len(updated)} "
                 "parameters and optimizer states are lost and were filled with NaN. Load the last "

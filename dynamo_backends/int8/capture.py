@@ -66,5 +66,5 @@ def placed(
     facts = inspect_captured(captured)
     names = ["" if i in static else x.name for i, x in enumerate(facts.inputs)]
     return options.calibration.placed(
-        names, example_inputs, Arguments(*private.captured_arguments())
+        names, example_inputs, Arguments(*private.captured_argument_names())
     )

@@ -14,7 +14,7 @@ from dynamo_backends._torch_private.forks import fork_safe_rlock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.runtime.prepared_executables import in_order
+from dynamo_backends.runtime.prepared_executables import make_input_merger
 from dynamo_backends.runtime.results import Results
 
 
@@ -109,7 +109,7 @@ class QuantizedExecutable(Executable):
         self._lock = fork_safe_rlock()
         self._recording: Recording | None = None
         self._seen: list[list[Tensor]] = []
-        self._merge = in_order(graph)
+        self._merge = make_input_merger(graph)
         self._results = Results(graph)
 
     @abstractmethod

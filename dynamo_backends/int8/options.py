@@ -11,8 +11,8 @@ from dynamo_backends.int8.calibration import Calibration
 from dynamo_backends.int8.tolerance import Tolerance
 from dynamo_backends.interface.errors import BackendUnavailableError, CompileError, OptionError
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.packages import missing
-from dynamo_backends.runtime.processor import instruction_sets
+from dynamo_backends.interface.packages import describe_missing
+from dynamo_backends.runtime.cpu_info import cpu_flags
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
@@ -87,8 +87,8 @@ class Int8Options(Options):
                 f"not {self.while_compiling!r}."
             )
 
-    def refuse_uncaptured(self, who: str) -> None:
-        """See `Options.refuse_uncaptured`."""
+    def require_dynamo_capture(self, who: str) -> None:
+        """See `Options.require_dynamo_capture`."""
         if self.is_int8:
             raise OptionError(
                 f"{who} does not support precision='int8', which is for inference with "
@@ -107,9 +107,9 @@ class Int8Options(Options):
                 "enabled. Call the model under torch.no_grad() or torch.inference_mode()."
             )
 
-    def check(self, graph: "Graph", backend: str) -> None:
-        """See `Options.check`: inference that updates nothing."""
-        super().check(graph, backend)
+    def validate_graph(self, graph: "Graph", backend: str) -> None:
+        """See `Options.validate_graph`: inference that updates nothing."""
+        super().validate_graph(graph, backend)
         if not self.is_int8:
             return
         if graph.kind != "inference":
@@ -134,7 +134,7 @@ def require_quantizer(packages: Mapping[str, str], backend: str) -> None:
     Raises:
         BackendUnavailableError: It is not; the text says what to run.
     """
-    if reason := missing(packages):
+    if reason := describe_missing(packages):
         raise BackendUnavailableError(
             f"precision='int8' of {backend} needs a quantizer, and {reason}; run: {INSTALL}"
         )
@@ -148,4 +148,4 @@ def saturates() -> bool:
     """
     if platform.machine().lower() not in ("x86_64", "amd64", "i686"):
         return False
-    return not any("vnni" in name for name in instruction_sets())
+    return not any("vnni" in name for name in cpu_flags())

@@ -21,7 +21,7 @@ from dynamo_backends.int8.executable import STATE, quantizing_for_proof, recordi
 from dynamo_backends.int8.options import CALIBRATED, Int8Options
 from dynamo_backends.int8.tolerance import Scores, Tolerance
 from dynamo_backends.interface.errors import VerificationError
-from dynamo_backends.interface.report import GraphReport, is_apart
+from dynamo_backends.interface.report import GraphReport, is_trial_thread
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.weight_binding import ASK_AGAIN, WASTED
 from dynamo_backends.verify.reference import restore_rng, snapshot_rng
@@ -183,9 +183,9 @@ class ProvenGraph:
 
     def _leave(self, wrong: str, args: Sequence[Any]) -> Any:
         """Eager takes over; on trial, whoever tries is told."""
-        if is_apart():
+        if is_trial_thread():
             raise VerificationError(wrong)
-        self._switch.wrong(wrong)
+        self._switch.switch_after_mismatch(wrong)
         self._instead = self._eager
         return self._eager(*args)
 

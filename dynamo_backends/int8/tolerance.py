@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.interface.errors import OptionError, brief_error
-from dynamo_backends.verify.mismatch import is_inexact, pattern_difference, shape_difference
+from dynamo_backends.verify.mismatch import (
+    describe_layout_mismatch,
+    describe_nonfinite_mismatch,
+    is_inexact,
+)
 
 _TIMES, _LEAST_SCALE = 5, 0.01
 """Mean lengths may differ by this many times `1 - cosine` (0.99: 5%), at least by 1%."""
@@ -261,7 +265,7 @@ def _kind_difference(expected: Sequence[Any], results: Sequence[Any], tolerance:
         return f"{len(results)} outputs instead of {len(expected)}"
     for i, (e, r) in enumerate(zip(expected, results, strict=True)):
         strides = r.stride() if isinstance(r, Tensor) and r.layout == torch.strided else None
-        if wrong := shape_difference(e, r, strides) or pattern_difference(e, r):
+        if wrong := describe_layout_mismatch(e, r, strides) or describe_nonfinite_mismatch(e, r):
             return f"output {i} {wrong}"
         counts = isinstance(e, Tensor) and not is_inexact(e) and not tolerance.judges_all
         if counts and not torch.equal(e, r):

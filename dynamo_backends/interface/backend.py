@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dynamo_backends.interface.executable import Executable, Parts
+from dynamo_backends.interface.deprecated_names import DeprecatedNames
+from dynamo_backends.interface.executable import ArtifactStore, Executable
 from dynamo_backends.interface.options import Options
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ RANGED = "one executable for all sizes"
 """What `Backend.dynamic_shapes` is of backends that serve ranges."""
 
 
-class Backend(ABC):
+class Backend(DeprecatedNames, ABC):
     """A compiler for functional ATen graphs.
 
     Attributes:
@@ -69,6 +70,15 @@ class Backend(ABC):
         kept: The store of its compiled blocks; None: the disk cache.
     """
 
+    RENAMED: ClassVar[dict[str, str]] = {
+        "decomposes": "decomposed_operators",
+        "keeps": "preserved_operators",
+        "lacks": "check_packages",
+        "prepare": "check_graph",
+        "prefetch": "start_initialization",
+        "on_mesh": "make_mesh_target",
+    }
+
     name: ClassVar[str]
     summary: ClassVar[str] = ""
     Options: ClassVar[type[Options]] = Options
@@ -81,7 +91,7 @@ class Backend(ABC):
     optional_packages: ClassVar[tuple[str, ...]] = ()
     install: ClassVar[str] = ""
     same_as: ClassVar[str] = ""
-    kept: Parts | None = None
+    kept: ArtifactStore | None = None
 
     @abstractmethod
     def availability(self) -> Availability:
@@ -104,9 +114,9 @@ class Backend(ABC):
                 that run in eager anyway are inputs.
             options: An instance of `Options`.
         """
-        from dynamo_backends.interface.plan import plan_each
+        from dynamo_backends.interface.plan import plan_per_call
 
-        return plan_each(graph, lambda node: self.supports(node, options), self.name)
+        return plan_per_call(graph, lambda node: self.supports(node, options), self.name)
 
     @abstractmethod
     def compile(self, graph: "Graph", options: Any) -> Executable:
@@ -117,31 +127,31 @@ class Backend(ABC):
             CompileError: The whole graph cannot be compiled; all of it will run in eager.
         """
 
-    def lacks(self) -> Availability | None:
+    def check_packages(self) -> Availability | None:
         """Returns an unusable `Availability` that names missing packages; None if none is."""
-        from dynamo_backends.interface.packages import missing
+        from dynamo_backends.interface.packages import describe_missing
 
-        reason = missing(self.packages)
+        reason = describe_missing(self.packages)
         return Availability(False, reason, self.install) if reason else None
 
     def versions(self) -> dict[str, str]:
         """Returns installed package names and versions that compiled code depends on."""
-        from dynamo_backends.interface.packages import versions
+        from dynamo_backends.interface.packages import installed_versions
 
-        return versions((*self.packages.values(), *self.optional_packages))
+        return installed_versions((*self.packages.values(), *self.optional_packages))
 
-    def keeps(self, options: Any) -> Collection["OpOverload"]:
+    def preserved_operators(self, options: Any) -> Collection["OpOverload"]:
         """Returns composite operators that must reach the backend undecomposed."""
         return ()
 
-    def decomposes(self, options: Any) -> Collection["OpOverload"]:
+    def decomposed_operators(self, options: Any) -> Collection["OpOverload"]:
         """Returns extra operators to decompose within calls that `plan` decomposes.
 
         Besides the operators that are not core ATen and not kept, which are so anyway.
         """
         return ()
 
-    def prepare(self, graph: "Graph", options: Any) -> None:  # noqa: B027 - has a default
+    def check_graph(self, graph: "Graph", options: Any) -> None:
         """Raises an error if a captured graph cannot be compiled for its tensors' devices.
 
         Raises:

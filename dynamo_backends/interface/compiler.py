@@ -10,7 +10,7 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface import captures
 from dynamo_backends.interface.errors import DynamoBackendsError, OptionError
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.registry import get_backend, is_backend, load
+from dynamo_backends.interface.registry import get_backend, import_attribute, is_backend
 
 _lock = fork_safe_lock()
 
@@ -75,7 +75,7 @@ class Compiler:
         try:
             return self._compile(captured, example_inputs, options, mode)
         except DynamoBackendsError as error:
-            raise private.raised_through_dynamo(error, sys._getframe()) from error.__cause__
+            raise private.make_dynamo_passing_error(error, sys._getframe()) from error.__cause__
 
     def _compile(
         self,
@@ -92,7 +92,7 @@ class Compiler:
         parsed = self.options(options)
         captures.note_graph()
         # By its name: it takes a second to load, and the pipeline lies above this layer.
-        compile_captured = load("dynamo_backends.pipeline.captured:compile_captured")
+        compile_captured = import_attribute("dynamo_backends.pipeline.captured:compile_captured")
         compiled: Callable[..., Any] = compile_captured(
             get_backend(self.name), captured, example_inputs, parsed
         )

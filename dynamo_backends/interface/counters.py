@@ -13,7 +13,7 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 _lock = fork_safe_lock()
 
 
-class Counted:
+class CounterBase:
     """Base class of dataclasses of numeric counters, thread-safe to increase."""
 
     def add(self, **more: float) -> None:
@@ -28,7 +28,7 @@ class Counted:
 
 
 @dataclass
-class Counters(Counted):
+class Counters(CounterBase):
     """The counters of a process: compilations, calls in eager, comparisons.
 
     Attributes:
@@ -68,12 +68,12 @@ total = Counters()
 _kept: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 
 
-def keep_count_of(executable: Any) -> None:
+def track_executable(executable: Any) -> None:
     """Counts an executable as live until it is garbage-collected."""
     _kept[id(executable)] = executable
 
 
-def kept() -> int:
+def count_live_executables() -> int:
     """Returns the number of executables that are alive in this process."""
     return len(_kept)
 
@@ -108,7 +108,7 @@ class StageClock:
         self._inner = [0.0]  # seconds of what ended inside of each stage that is under way
 
     @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def time_stage(self, name: str) -> Iterator[None]:
         """Adds the block's time to a stage (context manager)."""
         start = time.perf_counter()
         self._inner.append(0.0)
@@ -128,7 +128,7 @@ _running: ContextVar[StageClock | None] = ContextVar("stage clock", default=None
 
 
 @contextlib.contextmanager
-def clocked(clock: StageClock) -> Iterator[StageClock]:
+def use_stage_clock(clock: StageClock) -> Iterator[StageClock]:
     """Makes a clock receive stage times unless one is active (context manager)."""
     running = _running.get()
     if running is not None:
@@ -142,7 +142,7 @@ def clocked(clock: StageClock) -> Iterator[StageClock]:
 
 
 @contextlib.contextmanager
-def stage(name: str) -> Iterator[None]:
+def time_stage(name: str) -> Iterator[None]:
     """Adds the block's time to a stage of the active clock (context manager).
 
     Args:
@@ -152,11 +152,11 @@ def stage(name: str) -> Iterator[None]:
     if clock is None:
         yield
         return
-    with clock.stage(name):
+    with clock.time_stage(name):
         yield
 
 
-def in_words(seconds: dict[str, float]) -> str:
+def format_stage_seconds(seconds: dict[str, float]) -> str:
     """Formats stage times as text, such as "plan 0.12"; omits those below 5 ms."""
     known = [name for name in STAGES if seconds.get(name, 0.0) >= 0.005]
     return ", ".join(f"{name} {seconds[name]:.2f}" for name in known)

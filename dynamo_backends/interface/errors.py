@@ -134,7 +134,9 @@ class ForkedProcessError(DynamoBackendsError):
 
 
 @contextlib.contextmanager
-def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> Iterator[None]:
+def reraise_as_compile_error(
+    said: str, plain: Callable[[BaseException], str] = str
+) -> Iterator[None]:
     """Converts other exceptions in the block to `CompileError` (context manager).
 
     Args:
@@ -150,7 +152,7 @@ def as_compile_error(said: str, plain: Callable[[BaseException], str] = str) -> 
 
 
 @contextlib.contextmanager
-def as_model_error(said: str, file: str = "") -> Iterator[None]:
+def reraise_as_model_error(said: str, file: str = "") -> Iterator[None]:
     """Converts exceptions of user code to `ModelError` with its line (context manager).
 
     Args:
@@ -192,19 +194,19 @@ def brief_error(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an exception's message; its class name if empty."""
-    return lines_of(error)[0][:200]
+    return error_lines(error)[0][:200]
 
 
-def lines_of(error: BaseException) -> list[str]:
+def error_lines(error: BaseException) -> list[str]:
     """Returns the non-empty lines of an exception's message; its class name if none."""
     return _lines(error) or [type(error).__name__]
 
 
 def _lines(error: BaseException) -> list[str]:
-    return [line.strip() for line in text_of(error).splitlines() if line.strip()]
+    return [line.strip() for line in error_text(error).splitlines() if line.strip()]
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Returns an exception's message with the values of printed tensors elided.
 
     `KeyError(parameter)`, for one, is all of the parameter's values.
@@ -238,15 +240,15 @@ def checks_enabled() -> bool:
     return os.environ.get("DYNAMO_BACKENDS_CHECK", "0") not in ("", "0")
 
 
-def is_for_others(error: BaseException) -> bool:
+def must_propagate(error: BaseException) -> bool:
     """Returns whether an error must reach the user or Dynamo instead of eager fallback."""
-    if isinstance(error, private.dynamo_control_flow()) or checks_enabled():
+    if isinstance(error, private.dynamo_control_exceptions()) or checks_enabled():
         return True
     return isinstance(error, DynamoBackendsError) and not isinstance(error, _OURS)
 
 
 @contextlib.contextmanager
-def done_without(report: GraphReport | None, stage: str) -> Iterator[None]:
+def suppress_and_log(report: GraphReport | None, stage: str) -> Iterator[None]:
     """Logs and suppresses errors of an optional stage (context manager).
 
     Args:
@@ -256,7 +258,7 @@ def done_without(report: GraphReport | None, stage: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_for_others(error):
+        if must_propagate(error):
             raise
         log.debug("%s failed", stage, exc_info=True)
         text = f"{stage} failed ({brief_error(error)})"

@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dynamo_backends.interface.deprecated_names import DeprecatedNames
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
 Bound = Callable[[list["Tensor"]], list["Tensor"]]
 
 
-class Parts(Protocol):
+class ArtifactStore(Protocol):
     """Stores serialized executables: named byte strings by cache key."""
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
@@ -25,7 +27,7 @@ class Parts(Protocol):
         """Removes the entry of a key."""
 
 
-class Executable(ABC):
+class Executable(DeprecatedNames, ABC):
     """The compiled code of one block of a graph.
 
     A graph's inputs are of two kinds (`Graph.weights` and `Graph.activations`). Weights are bound
@@ -37,6 +39,8 @@ class Executable(ABC):
         was_compared: It came from where it was compared with eager, on the same kind of machine:
             with `verify="first"` it is not compared again.
     """
+
+    RENAMED: ClassVar[dict[str, str]] = {"rest": "release_memory", "report_to": "set_report"}
 
     serves_range: bool = False
     was_compared: bool = False
@@ -61,10 +65,10 @@ class Executable(ABC):
         """
         return None
 
-    def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
+    def set_report(self, report: "GraphReport") -> None:
         """Sets the `GraphReport` to which calls add what only they can tell."""
 
-    def rest(self) -> None:  # noqa: B027 - has a default
+    def release_memory(self) -> None:
         """Frees memory that is held between calls; other threads may be calling.
 
         Calls of other threads may be running.
@@ -79,14 +83,14 @@ class StepComparison(Protocol):
     """Alternates between programs of a step until the fastest is known."""
 
     @property
-    def turn(self) -> int | None:
+    def next_program(self) -> int | None:
         """The index of the program that runs the next step; None stands for eager."""
 
-    def note(self, turn: int | None, seconds: float) -> None:
+    def note_seconds(self, turn: int | None, seconds: float) -> None:
         """Records the seconds of the last step, and which program ran it."""
 
 
-class StepProgram(ABC):
+class StepProgram(DeprecatedNames, ABC):
     """A compiled training step: it updates its inputs in place when called.
 
     Attributes:
@@ -96,6 +100,8 @@ class StepProgram(ABC):
         prefers_eager: Whether the function itself is to take the steps from now on, in eager.
         comparison: While it is open whether that is faster: whose turn it is.
     """
+
+    RENAMED: ClassVar[dict[str, str]] = {"report_to": "set_report"}
 
     launches: int = 0
     from_disk: bool = False
@@ -121,7 +127,7 @@ class StepProgram(ABC):
             taken: As `__call__` left it.
         """
 
-    def report_to(self, report: "GraphReport") -> None:  # noqa: B027 - has a default
+    def set_report(self, report: "GraphReport") -> None:
         """Sets the `GraphReport` to which later calls may add."""
 
     def dump(self) -> dict[str, bytes] | None:

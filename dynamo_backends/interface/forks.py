@@ -5,7 +5,7 @@ import os
 from dynamo_backends.interface.errors import ForkedProcessError
 
 
-def check_process(pid: int, vendor: str) -> None:
+def check_not_forked(pid: int, vendor: str) -> None:
     """Raises `ForkedProcessError` if this process is not `pid`."""
     if os.getpid() != pid:
         raise ForkedProcessError(

@@ -12,7 +12,7 @@ from dynamo_backends._torch_private.forks import fork_safe_rlock
 
 
 @contextlib.contextmanager
-def silenced(*names: str) -> Iterator[None]:
+def silence_loggers(*names: str) -> Iterator[None]:
     """Suppresses messages below CRITICAL of named loggers (context manager)."""
     loggers = [logging.getLogger(name) for name in names]
     # Children without a level of their own have their parent's. Setting one takes a while: it makes
@@ -39,7 +39,7 @@ _STDERR = 2
 
 
 @contextlib.contextmanager
-def stderr_without(pattern: re.Pattern[bytes]) -> Iterator[None]:
+def filter_stderr(pattern: re.Pattern[bytes]) -> Iterator[None]:
     """Drops stderr lines that match a pattern, native code's too (context manager).
 
     For libraries whose compiled code writes warnings there and has no switch for it. One block

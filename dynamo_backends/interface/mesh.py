@@ -36,23 +36,23 @@ class Mesh:
         """The placement of a tensor that is replicated on all devices."""
         return (None,) * len(self.sizes)
 
-    def parts(self, placement: Placement, dim: int) -> int:
+    def shard_count(self, placement: Placement, dim: int) -> int:
         """Returns the number of shards along one tensor dimension."""
         return math.prod(n for n, d in zip(self.sizes, placement, strict=True) if d == dim)
 
     def shard_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
         """Returns one device's shard shape from a tensor's global shape."""
-        return tuple(n // self.parts(placement, d) for d, n in enumerate(shape))
+        return tuple(n // self.shard_count(placement, d) for d, n in enumerate(shape))
 
-    def whole_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
+    def global_shape(self, placement: Placement, shape: Sequence[int]) -> tuple[int, ...]:
         """Returns a tensor's global shape from one device's shard shape."""
-        return tuple(n * self.parts(placement, d) for d, n in enumerate(shape))
+        return tuple(n * self.shard_count(placement, d) for d, n in enumerate(shape))
 
-    def fits(self, placement: Placement, shape: Sequence[int]) -> bool:
+    def can_shard(self, placement: Placement, shape: Sequence[int]) -> bool:
         """Returns whether all sharded dimensions exist and are evenly divisible."""
         dims = len(shape)
         named = all(d is None or -dims <= d < dims for d in placement)
-        return named and not any(n % self.parts(placement, d) for d, n in enumerate(shape))
+        return named and not any(n % self.shard_count(placement, d) for d, n in enumerate(shape))
 
     def describe(self, placement: Placement) -> str:
         """Formats a placement as text, such as "Shard(0) over data" or "Replicate"."""
@@ -69,7 +69,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Placed:
+class InputPlacement:
     """The name of a graph input and its placement on a mesh.
 
     Attributes:
@@ -97,7 +97,7 @@ class MeshLayout:
 
 
 @dataclass(frozen=True)
-class PlacedParameter:
+class ParameterPlacement:
     """A parameter with its placement, and the bytes that one device holds of it.
 
     Attributes:
@@ -114,7 +114,7 @@ class PlacedParameter:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveSummary:
     """The count and bytes of one kind of collective in a compiled program.
 
     Attributes:
@@ -142,8 +142,8 @@ class MeshReport:
     """
 
     mesh: str
-    parameters: tuple[PlacedParameter, ...]
-    collectives: tuple[Collective, ...]
+    parameters: tuple[ParameterPlacement, ...]
+    collectives: tuple[CollectiveSummary, ...]
     argument_bytes: int
     temporary_bytes: int
     output_bytes: int
@@ -152,21 +152,21 @@ class MeshReport:
         """Returns a line for each parameter and each kind of collective."""
         lines = [f"on a mesh ({self.mesh}), for each device:"]
         held = self.argument_bytes, self.temporary_bytes, self.output_bytes
-        arguments, temporaries, outputs = map(size_text, held)
+        arguments, temporaries, outputs = map(format_bytes, held)
         lines.append(
             f"  parameters, state and batch {arguments}, temporaries {temporaries}, "
             f"results {outputs}"
         )
         lines += [
-            f"  {c.kind}: {c.count} in a step, {size_text(c.bytes)}" for c in self.collectives
+            f"  {c.kind}: {c.count} in a step, {format_bytes(c.bytes)}" for c in self.collectives
         ]
         lines += [
-            f"  {p.name} {p.value}: {p.placement}, {size_text(p.bytes)}" for p in self.parameters
+            f"  {p.name} {p.value}: {p.placement}, {format_bytes(p.bytes)}" for p in self.parameters
         ]
         return "\n".join(lines)
 
 
-def size_text(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Formats a number of bytes: "512 B", "1.5 KiB"."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):

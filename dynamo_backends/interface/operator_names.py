@@ -17,7 +17,7 @@ from dynamo_backends.interface.errors import OptionError, did_you_mean
 _NUMBER = re.compile(r"_\d+$")
 
 
-def check_names(names: Sequence[str], option: str, backend: str) -> None:
+def check_operator_names(names: Sequence[str], option: str, backend: str) -> None:
     """Raises `OptionError` for a name that is not an operator's.
 
     Args:
@@ -40,7 +40,7 @@ def check_names(names: Sequence[str], option: str, backend: str) -> None:
             )
 
 
-def is_named(node: fx.Node, names: Collection[str]) -> bool:
+def matches_operator_name(node: fx.Node, names: Collection[str]) -> bool:
     """Returns whether a call is of a named operator, or was decomposed from one."""
     return bool(names) and not _names(node).isdisjoint(_expanded(tuple(names)))
 

@@ -77,7 +77,7 @@ class Options:
         if isinstance(self.verify, bool):
             object.__setattr__(self, "verify", "first" if self.verify else "off")
 
-    def refuse_beside(self, who: str) -> None:
+    def refuse_background_compile(self, who: str) -> None:
         """Raises `OptionError` if `while_compiling="eager"` is set.
 
         Args:
@@ -93,12 +93,12 @@ class Options:
             )
 
     @property
-    def is_beside(self) -> bool:
+    def compiles_in_background(self) -> bool:
         """Whether `while_compiling="eager"` compiles graphs in the background."""
         return self.while_compiling == "eager"
 
     @property
-    def is_reduced(self) -> bool:
+    def allows_reduced_precision(self) -> bool:
         """Whether the option `precision` allows less precision than the dtypes have."""
         return getattr(self, "precision", "float32") not in ("float32", "fp32")
 
@@ -108,14 +108,14 @@ class Options:
         return False
 
     @property
-    def numbers_with_tensors(self) -> bool:
+    def keeps_scalars_on_device(self) -> bool:
         """Whether a step's scalars, such as learning rates, are kept on the device.
 
         Numbers are learning rates and floats among the arguments; they are passed at each call.
         """
         return False
 
-    def refuse_uncaptured(self, who: str) -> None:
+    def require_dynamo_capture(self, who: str) -> None:
         """Raises `OptionError` if these options need graphs captured by Dynamo.
 
         Args:
@@ -125,7 +125,7 @@ class Options:
             OptionError: They are not.
         """
 
-    def check(self, graph: "Graph", backend: str) -> None:
+    def validate_graph(self, graph: "Graph", backend: str) -> None:
         """Raises an error if a captured graph cannot be compiled with these options.
 
         Args:
@@ -136,7 +136,9 @@ class Options:
             DynamoBackendsError: It cannot, and the user has to change something.
         """
 
-    def wrapped(self, executable: "Executable", graph: "Graph", backend: str) -> "Executable":
+    def wrap_executable(
+        self, executable: "Executable", graph: "Graph", backend: str
+    ) -> "Executable":
         """Returns an executable, wrapped where options such as `cudagraphs` require it.
 
         Args:
@@ -199,9 +201,9 @@ class Options:
                     valid = f"at least {least}" if most is None else f"{least} to {most}"
                     raise OptionError(f"option {name!r} of {backend} must be {valid}, not {value}.")
         if self.keep_in_eager:
-            from dynamo_backends.interface.operator_names import check_names
+            from dynamo_backends.interface.operator_names import check_operator_names
 
-            check_names(self.keep_in_eager, "keep_in_eager", backend)
+            check_operator_names(self.keep_in_eager, "keep_in_eager", backend)
 
 
 FORMER_OPTIONS = {"specialize": "frequent sizes no longer get executables of their own"}

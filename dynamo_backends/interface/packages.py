@@ -11,7 +11,7 @@ from pathlib import Path
 _FOLDER = re.compile(r"([^-]+)(-.*)?\.(dist|egg)-info")
 
 
-def is_there(module: str) -> bool:
+def is_module_installed(module: str) -> bool:
     """Returns whether a module can be found, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
@@ -19,18 +19,20 @@ def is_there(module: str) -> bool:
         return False
 
 
-def missing(packages: Mapping[str, str]) -> str:
+def describe_missing(packages: Mapping[str, str]) -> str:
     """Describes missing packages, as "a and b are not installed"; empty if none.
 
     Args:
         packages: Modules, each with the package that has it.
     """
-    names = list(dict.fromkeys(p for module, p in packages.items() if not is_there(module)))
+    names = list(
+        dict.fromkeys(p for module, p in packages.items() if not is_module_installed(module))
+    )
     verb = "is" if len(names) == 1 else "are"
     return f"{' and '.join(names)} {verb} not installed" if names else ""
 
 
-def versions(names: Iterable[str]) -> dict[str, str]:
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Returns versions of the named packages that are installed; accepts "name-*".
 
     Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.interface.errors import brief_error, is_for_others
+from dynamo_backends.interface.errors import brief_error, must_propagate
 
 if TYPE_CHECKING:
     from dynamo_backends.graph.graph import Graph
@@ -56,7 +56,7 @@ class Plan:
     decomposed: Collection[str] = frozenset()
 
 
-def plan_each(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) -> Plan:
+def plan_per_call(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) -> Plan:
     """Makes a plan by asking about each call; calls whose query raises run in eager.
 
     Args:
@@ -75,7 +75,7 @@ def plan_each(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) ->
         try:
             support = answer(node)
         except Exception as error:
-            eager[node.name] = why_unanswered(error, who)
+            eager[node.name] = support_failure_reason(error, who)
             continue
         if not support:
             eager[node.name] = support.reason
@@ -84,7 +84,7 @@ def plan_each(graph: "Graph", answer: Callable[[fx.Node], Support], who: str) ->
     return Plan(eager, decomposed)
 
 
-def why_unanswered(error: Exception, who: str) -> str:
+def support_failure_reason(error: Exception, who: str) -> str:
     """Describes a failed support query as a reason; reraises errors for the user.
 
     Args:
@@ -92,9 +92,9 @@ def why_unanswered(error: Exception, who: str) -> str:
         who: Its name.
 
     Raises:
-        Exception: The error itself, if it is meant for others (see `is_for_others`).
+        Exception: The error itself, if it is meant for others (see `must_propagate`).
     """
-    if is_for_others(error):
+    if must_propagate(error):
         raise error
     log.debug("asking %s failed", who, exc_info=error)
     return f"querying {who} for supported operators failed ({brief_error(error)})"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from dynamo_backends.interface.executable import Executable, StepProgram
-from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placed, Placement
+from dynamo_backends.interface.mesh import InputPlacement, Mesh, MeshLayout, Placement
 
 if TYPE_CHECKING:
     from torch import Tensor, fx
@@ -96,7 +96,7 @@ class MeshTarget(Protocol):
 class SpansMesh(Protocol):
     """A backend whose programs run on several devices."""
 
-    def on_mesh(self, options: Any, mesh: Mesh) -> MeshTarget:
+    def make_mesh_target(self, options: Any, mesh: Mesh) -> MeshTarget:
         """Returns the devices of a mesh as a target for compiled training steps.
 
         Args:
@@ -110,7 +110,7 @@ class SpansMesh(Protocol):
 
     def placements(
         self, graph: "Graph", names: Sequence[str], options: Any
-    ) -> Sequence[Placed | None]:
+    ) -> Sequence[InputPlacement | None]:
         """Returns placements of a graph's inputs on the options' mesh; empty without one.
 
         Args:
@@ -153,7 +153,7 @@ NamedBounds = Sequence[int] | Mapping[str, Mapping[int, Sequence[int]]]
 
 
 @dataclass(frozen=True)
-class Buckets:
+class BucketRule:
     """How a backend rounds dynamic sizes up to bounds when it pads inputs.
 
     Attributes:
@@ -173,7 +173,7 @@ class Buckets:
 class PadsShapes(Protocol):
     """A backend whose executables take inputs smaller than those they were compiled for."""
 
-    def buckets(self, options: Any) -> Buckets | None:
+    def buckets(self, options: Any) -> BucketRule | None:
         """Returns the rounding rule; None compiles each set of concrete shapes.
 
         Such a graph's sizes know where they come from (see `graph.sizes`). Its executable takes
@@ -224,7 +224,7 @@ class CompilesCapturedGraphs(Protocol):
 class Prefetches(Protocol):
     """A backend that can start slow initialization while a graph is traced."""
 
-    def prefetch(self, inputs: Sequence[Any], options: Any) -> None:
+    def start_initialization(self, inputs: Sequence[Any], options: Any) -> None:
         """Starts slow initialization in the background while the graph is traced.
 
         Args:
@@ -251,7 +251,7 @@ def resident_device(backend: object, options: Any) -> str | None:
     return backend.resident_device(options) if isinstance(backend, OwnsDevice) else None
 
 
-def buckets(backend: object, options: Any) -> Buckets | None:
+def buckets(backend: object, options: Any) -> BucketRule | None:
     """Returns `PadsShapes.buckets`; None for backends that do not pad."""
     return backend.buckets(options) if isinstance(backend, PadsShapes) else None
 

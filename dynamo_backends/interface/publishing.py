@@ -16,8 +16,8 @@ from typing import Any, Literal
 from dynamo_backends import _torch_private as private
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.counters import total
-from dynamo_backends.interface.errors import FallbackRefusedError, done_without
-from dynamo_backends.interface.report import GraphReport, plain
+from dynamo_backends.interface.errors import FallbackRefusedError, suppress_and_log
+from dynamo_backends.interface.report import GraphReport, to_json_types
 
 log = logging.getLogger("dynamo_backends")
 
@@ -27,12 +27,12 @@ NO_OPERATORS = "There is no operator on tensors to compile."
 
 def publish(report: GraphReport) -> None:
     """Sends a graph's report to `record()` and structured logs; logs errors of these."""
-    with done_without(report, "publishing a report"):
-        reporting.publish(report)
-    trace(report, "graph")
+    with suppress_and_log(report, "publishing a report"):
+        reporting.send_to_recorders(report)
+    log_structured_trace(report, "graph")
 
 
-def publish_uncaptured(report: GraphReport, name: str, cause: str) -> None:
+def publish_nothing_compiled(report: GraphReport, name: str, cause: str) -> None:
     """Warns, counts and reports that nothing of a function was compiled.
 
     Args:
@@ -54,14 +54,16 @@ def uncaptured_error(backend: str, name: str, cause: str) -> FallbackRefusedErro
     )
 
 
-def trace(report: GraphReport, document: Literal["graph", "sizes", "autotune"]) -> None:
+def log_structured_trace(
+    report: GraphReport, document: Literal["graph", "sizes", "autotune"]
+) -> None:
     """Writes a report as an artifact to torch's structured logs, if enabled.
 
     Args:
         report: What is told of.
         document: Which one.
     """
-    if reporting.is_apart():
+    if reporting.is_trial_thread():
         return
 
     def payload() -> Any:
@@ -69,10 +71,10 @@ def trace(report: GraphReport, document: Literal["graph", "sizes", "autotune"]) 
         # An error may be infinite or NaN, for which JSON, as tlparse reads it, has no number.
         return json.loads(json.dumps(made), parse_constant=str)
 
-    with done_without(report, "writing torch's structured logs"):
+    with suppress_and_log(report, "writing torch's structured logs"):
         private.trace_artifact(f"dynamo_backends_{document}", payload, report.compile_id)
 
 
 def _decision(report: GraphReport) -> dict[str, Any]:
-    candidates = plain(report.candidates)
+    candidates = to_json_types(report.candidates)
     return {"graph": report.title, "chosen": report.chosen, "candidates": candidates}

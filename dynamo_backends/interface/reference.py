@@ -22,6 +22,6 @@ def computing_reference() -> Iterator[None]:
         _thread.depth -= 1
 
 
-def is_reference() -> bool:
+def is_computing_reference() -> bool:
     """Returns whether this thread is in `computing_reference()`."""
     return _thread.depth > 0

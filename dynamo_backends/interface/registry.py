@@ -57,7 +57,7 @@ def is_backend(name: str) -> bool:
     return name in _OURS or name in _registered
 
 
-def is_found_elsewhere(backend: Backend) -> bool:
+def is_loadable_by_name(backend: Backend) -> bool:
     """Returns whether a new process can load this backend by its name."""
     return backend.name in _OURS and get_backend(backend.name) is backend
 
@@ -107,14 +107,14 @@ def get_backend(name: str) -> Backend:
     if name in _registered:
         return _registered[name]()
     if name not in _OURS:
-        living = resolve(name)
+        living = resolve_legacy_name(name)
         if living is not None:
             return get_backend(living)
         hint = did_you_mean(name, list_backends())
         raise UnknownBackendError(
             f"there is no backend {name!r}.{hint} Backends: {', '.join(list_backends())}."
         )
-    backend: Backend = load(_OURS[name])()
+    backend: Backend = import_attribute(_OURS[name])()
     return backend
 
 
@@ -124,7 +124,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
     return dict(sorted(found))
 
 
-def load(path: str) -> Any:
+def import_attribute(path: str) -> Any:
     """Imports and returns the object at "module:attribute"."""
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
@@ -243,7 +243,7 @@ OLD_NAMES: tuple[OldName, ...] = (
 OLD_BY_NAME = {old.name: old for old in OLD_NAMES}
 
 
-def resolve(name: str) -> str | None:
+def resolve_legacy_name(name: str) -> str | None:
     """Returns the replacement of a legacy name, logging it; None for other names.
 
     Raises:
@@ -253,12 +253,12 @@ def resolve(name: str) -> str | None:
     if old is None:
         return None
     if old.owner == "here":
-        announce(old)
+        log_legacy_name(old)
         return old.target
-    raise UnknownBackendError(explain(old))
+    raise UnknownBackendError(legacy_name_message(old))
 
 
-def explain(old: OldName) -> str:
+def legacy_name_message(old: OldName) -> str:
     """Returns a sentence that says what replaced a legacy name."""
     if old.owner == "nobody":
         return f"there is no backend {old.name!r} any more: {old.why}."
@@ -268,7 +268,7 @@ def explain(old: OldName) -> str:
 
 
 @functools.cache
-def announce(old: OldName) -> None:
+def log_legacy_name(old: OldName) -> None:
     """Logs once per process what replaced a legacy name."""
     if old.name != old.target:
-        log.warning("%s", explain(old))
+        log.warning("%s", legacy_name_message(old))

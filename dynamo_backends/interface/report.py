@@ -100,7 +100,7 @@ class Compilation:
 
 
 @dataclass
-class Served:
+class ServedCalls:
     """The number of calls of a dynamic graph that one program, or eager, ran.
 
     Attributes:
@@ -201,7 +201,7 @@ class EagerEvent:
 
 
 @dataclass(frozen=True)
-class PaceReport:
+class SpeedReport:
     """Times of compiled code compared with eager (see `Options.slow`).
 
     Attributes:
@@ -224,21 +224,21 @@ class PaceReport:
     replaced: bool = False
 
     @property
-    def factor(self) -> float:
+    def slowdown(self) -> float:
         """The ratio of compiled to eager time; 0 if unknown."""
         return self.own_s / self.eager_s if self.eager_s else 0.0
 
     @property
-    def times(self) -> str:
+    def describe_times(self) -> str:
         """Both times as text, such as "1.5 times eager's time (3 ms, eager 2 ms)"."""
         own, eager = self.own_s * 1e3, self.eager_s * 1e3
-        factor = f"{self.factor:.0f}" if self.factor >= 10 else f"{self.factor:.2g}"
+        factor = f"{self.slowdown:.0f}" if self.slowdown >= 10 else f"{self.slowdown:.2g}"
         return f"{factor} times eager's time ({own:.3g} ms, eager {eager:.3g} ms)"
 
     def __str__(self) -> str:
         """In words."""
         said = f"a {self.region} ({self.part}): {self.outcome}"
-        said += f", {self.times}" if self.factor else ""
+        said += f", {self.describe_times}" if self.slowdown else ""
         said += f", {self.reason}" if self.reason else ""
         return said + ("; it runs in eager" if self.replaced else "")
 
@@ -328,7 +328,7 @@ class GraphReport:
     tuned: int = 0
     uncaptured: list[str] = field(default_factory=list)
     events: list[EagerEvent] = field(default_factory=list)
-    paces: list[PaceReport] = field(default_factory=list)
+    paces: list[SpeedReport] = field(default_factory=list)
     verified: int = 0
     verify_seconds: float = 0.0
     stage_seconds: dict[str, float] = field(default_factory=dict, repr=False)
@@ -346,7 +346,7 @@ class GraphReport:
     tuning: str = ""
     tuning_seconds: Mapping[str, float] = field(default_factory=dict)
     symbols: Mapping[str, str] = field(default_factory=dict)
-    served: tuple[Served, ...] = ()
+    served: tuple[ServedCalls, ...] = ()
     precision: str = ""
     tolerance: str = ""
     measured: Mapping[str, float] = field(default_factory=dict)
@@ -357,8 +357,10 @@ class GraphReport:
     def to_dict(self) -> dict[str, Any]:
         """Returns all fields except the executable as JSON types."""
         names = [f.name for f in fields(self) if f.name != "executable"]
-        values = {name: plain(getattr(self, name)) for name in (*names, "runtime_fallbacks")}
-        return {**values, "served": plain(self.traffic())}
+        values = {
+            name: to_json_types(getattr(self, name)) for name in (*names, "runtime_fallbacks")
+        }
+        return {**values, "served": to_json_types(self.traffic())}
 
     def _repr_html_(self) -> str:
         """Returns it for Jupyter: what is not empty, and the candidates."""
@@ -366,12 +368,12 @@ class GraphReport:
         title = f"{self.backend}: {self.kind} graph {self.capture}"
         return fields_html(title, shown) + candidates_html(self.candidates)
 
-    def traffic(self) -> tuple[Served, ...]:
+    def traffic(self) -> tuple[ServedCalls, ...]:
         """Returns how many calls each program of a dynamic graph served; empty if static."""
-        served: tuple[Served, ...] = getattr(self.executable, "served", self.served)
+        served: tuple[ServedCalls, ...] = getattr(self.executable, "served", self.served)
         return served
 
-    def describe_as(self, other: "GraphReport") -> None:
+    def copy_description(self, other: "GraphReport") -> None:
         """Copies the partition fields from the report whose program runs this graph."""
         for name in _OF_A_PROGRAM:
             setattr(self, name, getattr(other, name))
@@ -429,15 +431,15 @@ class GraphReport:
             text: What, and why.
         """
         self.failures.append(text)
-        if not is_apart():
+        if not is_trial_thread():
             log.warning("%s: %s", self.backend, text)
 
     def log_fallbacks(self) -> None:
         """Logs why a graph was reverted, and which operators run in eager.
 
-        Nothing is said of graphs that are compiled on trial (see `apart`).
+        Nothing is said of graphs that are compiled on trial (see `isolate_trial_reports`).
         """
-        if is_apart():
+        if is_trial_thread():
             return
         if self.reverted:
             log.warning("%s: one %s graph was reverted: %s", self.backend, self.kind, self.reverted)
@@ -456,16 +458,16 @@ class GraphReport:
             )
 
 
-def plain(value: Any) -> Any:
+def to_json_types(value: Any) -> Any:
     """Converts dataclasses, mappings and sequences to JSON dicts and lists."""
     if isinstance(value, GraphReport):
         return value.to_dict()
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: to_json_types(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(v) for key, v in value.items()}
+        return {key: to_json_types(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [to_json_types(v) for v in value]
     return value
 
 
@@ -501,13 +503,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def is_apart() -> bool:
+def is_trial_thread() -> bool:
     """Returns whether this thread is in a trial compilation (see `isolate_trial_reports`)."""
     return _thread.apart is not None
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[list[GraphReport]]:
+def isolate_trial_reports() -> Iterator[list[GraphReport]]:
     """Hides this thread's reports from `record()`, and yields them (context manager).
 
     For graphs that are compiled on trial.
@@ -519,7 +521,7 @@ def apart() -> Iterator[list[GraphReport]]:
         _thread.apart = before
 
 
-def publish(report: GraphReport) -> None:
+def send_to_recorders(report: GraphReport) -> None:
     """Appends a report to the lists of all active `record()` blocks."""
     if _thread.apart is not None:
         _thread.apart.append(report)

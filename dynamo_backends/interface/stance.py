@@ -12,7 +12,7 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-def stance() -> str | None:
+def current_stance() -> str | None:
     """Returns this thread's `torch.compiler.set_stance` name; None for the default."""
     if thread.disabled:
         return "force_eager"
@@ -21,4 +21,4 @@ def stance() -> str | None:
 
 def compiles_nothing() -> bool:
     """Returns whether `run()` or `disable()` forbids compilation in this thread."""
-    return stance() is not None
+    return current_stance() is not None

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph, require_cpu
-from dynamo_backends.graph.partition import extract
+from dynamo_backends.graph.graph import Graph, require_cpu_inputs
+from dynamo_backends.graph.partition import extract_part
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, LoweringError, OptionError
 from dynamo_backends.interface.options import Limits, Options
-from dynamo_backends.interface.plan import Plan, plan_each
-from dynamo_backends.verify.trials.kinds import kind_of
+from dynamo_backends.interface.plan import Plan, plan_per_call
+from dynamo_backends.verify.trials.verdict_keys import verdict_key
 
 
 def find_crashing_call(graph: Graph, breaks: Callable[[Graph], bool]) -> fx.Node:
@@ -45,7 +45,7 @@ def _part(graph: Graph, calls: Sequence[fx.Node]) -> Graph:
         for n in graph.calls
         if n in inside or (n.target is operator.getitem and n.args[0] in inside)
     ]
-    return extract(graph, nodes, on_backend=True).graph
+    return extract_part(graph, nodes, on_backend=True).graph
 
 
 @dataclass(frozen=True)
@@ -101,23 +101,23 @@ class IREE(Backend):
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if no := self.lacks():
+        if no := self.check_packages():
             return no
         version = self.versions()["iree-base-compiler"]
         return Availability(True, f"IREE {version}", devices=("cpu",))
 
-    def prepare(self, graph: Graph, options: IreeOptions) -> None:
-        """See `Backend.prepare`."""
-        require_cpu(graph, "iree")
+    def check_graph(self, graph: Graph, options: IreeOptions) -> None:
+        """See `Backend.check_graph`."""
+        require_cpu_inputs(graph, "iree")
 
-    def keeps(self, options: IreeOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`."""
+    def preserved_operators(self, options: IreeOptions) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`."""
         from dynamo_backends.iree.exclusions import WHOLE
 
         return WHOLE
 
-    def decomposes(self, options: IreeOptions) -> Collection[OpOverload]:
-        """See `Backend.decomposes`."""
+    def decomposed_operators(self, options: IreeOptions) -> Collection[OpOverload]:
+        """See `Backend.decomposed_operators`."""
         from dynamo_backends.iree.exclusions import DECOMPOSED
 
         return DECOMPOSED
@@ -127,21 +127,21 @@ class IREE(Backend):
         from dynamo_backends.iree.trial import verdict
 
         settings, beside = _settings(options), graph.calls
-        answer = lambda node: verdict(node, settings, options.cache, beside).support  # noqa: E731
-        return plan_each(graph, answer, self.name)
+        answer = lambda node: verdict(node, settings, options.cache, beside).as_support  # noqa: E731
+        return plan_per_call(graph, answer, self.name)
 
     def compile(self, graph: Graph, options: IreeOptions) -> Any:
         """See `Backend.compile`. What the compiler breaks down at is to be left out."""
         from dynamo_backends.iree.compiler import CompilerCrashError
-        from dynamo_backends.runtime.ranged import for_range
+        from dynamo_backends.runtime.ranged_calls import make_for_range
 
         try:
-            return for_range(graph, lambda ranged: self._compile(graph, options, ranged))
+            return make_for_range(graph, lambda ranged: self._compile(graph, options, ranged))
         except CompilerCrashError as error:
             node = self._known_culprit(graph)
             if node is None:
                 node = find_crashing_call(graph, lambda part: self._breaks(part, options))
-                self._culprits.add(kind_of(node))
+                self._culprits.add(verdict_key(node))
             alone = len(graph.calls) == 1
             reason = (
                 str(error)
@@ -183,14 +183,14 @@ class IREE(Backend):
         return next((n for n in graph.calls if self._is_known(n)), None) if self._culprits else None
 
     def _is_known(self, node: fx.Node) -> bool:
-        return isinstance(node.target, OpOverload) and kind_of(node) in self._culprits
+        return isinstance(node.target, OpOverload) and verdict_key(node) in self._culprits
 
     def cache_key(self, options: IreeOptions) -> str:
         """See `SavesExecutables.cache_key`."""
         from dynamo_backends.runtime.cache import source_digest
-        from dynamo_backends.runtime.processor import processor
+        from dynamo_backends.runtime.cpu_info import cpu_cache_key
 
-        return f"{self.versions()} {source_digest()} {processor()}"
+        return f"{self.versions()} {source_digest()} {cpu_cache_key()}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: IreeOptions) -> Any:
         """See `SavesExecutables.load`."""

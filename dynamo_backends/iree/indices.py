@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.graph.shape_propagation import ShapeInference
 from dynamo_backends.interface.errors import CompileError
 
 aten = torch.ops.aten
@@ -109,7 +109,7 @@ def clamp_indices(graph: fx.Graph) -> None:
     Dimensions that are counted from the last one are counted from the first: the compiler breaks
     down at others.
     """
-    infer = Inference()
+    infer = ShapeInference()
     for node in list(graph.nodes):
         rule = _RULES.get(_name(node)) if node.op == "call_function" else None
         dim: Any = node.args[1] if rule is not None else None
@@ -151,9 +151,9 @@ def _varies(node: fx.Node, others: Mapping[fx.Node, Any]) -> bool:
     return isinstance(others[node], Tensor) and _shape(node) != others[node].shape
 
 
-def _within(graph: fx.Graph, index: Index, infer: Inference) -> fx.Node:
+def _within(graph: fx.Graph, index: Index, infer: ShapeInference) -> fx.Node:
     """Returns the same index from 0 to below the dimension's size."""
-    call = functools.partial(infer.call, graph)
+    call = functools.partial(infer.insert_call, graph)
     node, size = index.node, index.size
     negative = call(aten.lt.Scalar, node, 0)
     around = call(aten.where.self, negative, call(aten.add.Tensor, node, size), node)

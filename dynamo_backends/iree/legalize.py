@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.call_decomposition import replace_call
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.iree import formulas, trigonometry
 from dynamo_backends.iree.formulas import DIVISIONS, OF_BYTES, OF_INTEGERS
@@ -307,7 +307,7 @@ def legalize_calls(graph: fx.Graph) -> None:
             raise LoweringError(
                 node.name, str(node.target), "its lowering needs a size as a tensor value"
             )
-        replace(node, spelling)
+        replace_call(node, spelling)
 
 
 def _take_number(node: fx.Node) -> None:

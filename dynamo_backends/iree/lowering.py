@@ -19,16 +19,20 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FreshSymbols, OpOverload
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.graph.numbers import require_remembered
-from dynamo_backends.graph.propagate import Inference
-from dynamo_backends.graph.sizes import Size, sizes_in, with_sizes_as_inputs
-from dynamo_backends.graph.symbols import elsewhere
+from dynamo_backends.graph.legalize import copy_with_promotion_casts, insert_layout_permutes
+from dynamo_backends.graph.shape_propagation import ShapeInference
+from dynamo_backends.graph.symbolic_scalars import require_no_hardcoded_sizes
+from dynamo_backends.graph.symbolic_sizes import (
+    SizeWithExpression,
+    collect_varying_sizes,
+    with_sizes_as_inputs,
+)
+from dynamo_backends.graph.symbols import evaluate_at_other_sizes
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree.importer import PARAMETERS, Function, translate
 from dynamo_backends.iree.indices import clamp_indices, require_fixed
 from dynamo_backends.iree.legalize import legalize_calls
-from dynamo_backends.runtime.ranged import require_elements
+from dynamo_backends.runtime.ranged_calls import require_nonempty
 
 aten = torch.ops.aten
 
@@ -50,7 +54,7 @@ _NO_CALCULATIONS = frozenset(
 # computation that gives the same numbers, which the compiler does not leave out.
 def copy_inputs(graph: fx.Graph) -> None:
     """Puts copies of inputs before operators that would write to them, in place."""
-    infer = Inference()
+    infer = ShapeInference()
     for node in list(graph.nodes):
         source: Any = node.args[0] if node.target in _OPERATORS else None
         if source is not None and _is_input(source):
@@ -71,9 +75,9 @@ def _is_view(target: Any) -> bool:
     return any(result.alias_info is not None for result in target._schema.returns)
 
 
-def _copy(graph: fx.Graph, source: fx.Node, infer: Inference) -> fx.Node:
+def _copy(graph: fx.Graph, source: fx.Node, infer: ShapeInference) -> fx.Node:
     """Returns the same numbers; of booleans and complex numbers no copy is known."""
-    call = functools.partial(infer.call, graph)
+    call = functools.partial(infer.insert_call, graph)
     dtype = source.meta["val"].dtype
     if dtype.is_floating_point:
         nan = call(aten.ne.Tensor, source, source)
@@ -120,23 +124,23 @@ def lower(graph: Graph, name: str = ENTRY, ranged: bool = False) -> LoweredIree:
 
     Returns:
         A function whose arguments and results have their dimensions in the order in which torch
-        stores them (see `graph.legalize.store`).
+        stores them (see `graph.legalize.insert_layout_permutes`).
 
     Raises:
         LoweringError: A call cannot be spelled.
         CompileError: A graph cannot be lowered for a range.
     """
     if ranged:
-        require_elements(graph)
+        require_nonempty(graph)
         graph = with_sizes_as_inputs(graph)[0]
-    module = promoted(graph)
+    module = copy_with_promotion_casts(graph)
     legalize_calls(module.graph)
     if ranged:
-        require_remembered(module.graph, graph.module.graph)
+        require_no_hardcoded_sizes(module.graph, graph.module.graph)
     clamp_indices(module.graph)
     copy_inputs(module.graph)
-    store(module.graph, graph)
-    others = elsewhere(graph, module.graph) if ranged else {}
+    insert_layout_permutes(module.graph, graph)
+    others = evaluate_at_other_sizes(graph, module.graph) if ranged else {}
     if ranged:
         require_fixed(module.graph, others)
     arguments, parameters = [], []
@@ -185,7 +189,8 @@ def _tidy(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
 
     Args:
         graph: The graph.
-        others: Values at other sizes (see `graph.symbols.elsewhere`), of what is for a range.
+        others: Values at other sizes (see `graph.symbols.evaluate_at_other_sizes`), of what is for
+            a range.
     """
     symbol = sympy.Symbol("any")
     symbols = FreshSymbols({symbol: 2})
@@ -209,10 +214,10 @@ def _tidy(graph: fx.Graph, others: Mapping[fx.Node, Any]) -> None:
         else:
             value = open_up(value, other)
         node.meta = {"val": value}
-        if sizes_in((node.args, node.kwargs)):
+        if collect_varying_sizes((node.args, node.kwargs)):
             node.args = fx.node.map_aggregate(node.args, _plain)
             node.kwargs = fx.node.map_aggregate(node.kwargs, _plain)
 
 
 def _plain(value: Any) -> Any:
-    return int(value) if isinstance(value, Size) else value
+    return int(value) if isinstance(value, SizeWithExpression) else value

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, aligned, in_row_major
-from dynamo_backends.graph.sizes import with_sizes_as_inputs
+from dynamo_backends.graph.layouts import (
+    InputConverter,
+    OutputConverter,
+    copy_if_misaligned,
+    to_row_major,
+)
+from dynamo_backends.graph.symbolic_sizes import with_sizes_as_inputs
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.iree.lowering import ENTRY, IreeInputMap
 from dynamo_backends.iree.session import Device, Loaded
-from dynamo_backends.runtime.ranged import RangedLayout
+from dynamo_backends.runtime.ranged_calls import RangedLayout
 
 _BYTES = (torch.int8, torch.uint8)
 
@@ -48,19 +53,19 @@ class IreeExecutable(Executable):
         arguments = list(enumerate(wiring.arguments))
         self._fixed = [(p, weights[i]) for p, i in arguments if i in weights]
         self._moving = [
-            (p, activations[i], Importer(values[i])) for p, i in arguments if i in activations
+            (p, activations[i], InputConverter(values[i])) for p, i in arguments if i in activations
         ]
         fakes = [node.meta["val"] for node in graph.outputs]
-        self._exporters = [Exporter(fake) for fake in fakes]
+        self._exporters = [OutputConverter(fake) for fake in fakes]
         # IREE does not tell unsigned bytes from signed ones.
         self._bytes = [(i, fake.dtype) for i, fake in enumerate(fakes) if fake.dtype in _BYTES]
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
         self._device.check_process()
-        fixed = {p: aligned(in_row_major(weights[at])) for p, at in self._fixed}
+        fixed = {p: copy_if_misaligned(to_row_major(weights[at])) for p, at in self._fixed}
         moved = [at for p, at in self._fixed if fixed[p].data_ptr() != weights[at].data_ptr()]
-        parameters = {name: in_row_major(weights[at]) for at, name in self._parameters}
+        parameters = {name: to_row_major(weights[at]) for at, name in self._parameters}
         bound = self._bound(self._loaded.start(parameters, self._entry), fixed)
         return bound, sorted({*moved, *(at for at, _ in self._parameters)})
 
@@ -79,7 +84,7 @@ class IreeExecutable(Executable):
                 device.check_process()
             arguments, taken = views.copy(), owned.copy()
             for place, at, check in moving:
-                tensor = aligned(check(activations[at]))
+                tensor = copy_if_misaligned(check(activations[at]))
                 arguments[place] = wrap(tensor)
                 taken.append(range_of(tensor))
             results = separate(run(arguments, count), taken)
@@ -89,17 +94,19 @@ class IreeExecutable(Executable):
 
         return bound
 
-    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+    def bind_for_benchmark(
+        self, weights: Sequence[Tensor], activations: Sequence[Tensor]
+    ) -> Callable[[], Any]:
         """IREE's own execution, for benchmarks: everything is imported beforehand.
 
         Args:
             weights: As for `bind`.
             activations: As for a bound function.
         """
-        parameters = {name: in_row_major(weights[at]) for at, name in self._parameters}
+        parameters = {name: to_row_major(weights[at]) for at, name in self._parameters}
         started = self._loaded.start(parameters, self._entry)
-        tensors = {p: aligned(in_row_major(weights[at])) for p, at in self._fixed}
-        tensors |= {p: aligned(check(activations[at])) for p, at, check in self._moving}
+        tensors = {p: copy_if_misaligned(to_row_major(weights[at])) for p, at in self._fixed}
+        tensors |= {p: copy_if_misaligned(check(activations[at])) for p, at, check in self._moving}
         views = [self._device.wrap(tensors[p]) for p in sorted(tensors)]
         return lambda: started(views, len(self._exporters))
 
@@ -163,7 +170,7 @@ class RangedIreeExecutable(IreeExecutable):
             device.check_process()
             arguments, taken, numbers = views.copy(), owned.copy(), layout.numbers(activations)
             for place, at, check in moving:
-                tensor = aligned(check(activations[at]))
+                tensor = copy_if_misaligned(check(activations[at]))
                 arguments[place] = wrap(tensor)
                 taken.append(range_of(tensor))
             for place, number in zip(scalars, numbers, strict=False):
@@ -172,7 +179,7 @@ class RangedIreeExecutable(IreeExecutable):
             for i, dtype in of_bytes:
                 results[i] = results[i].view(dtype)
             layout.require_shapes(results, numbers, "IREE")
-            return layout.export(results, numbers)
+            return layout.export_results(results, numbers)
 
         return bound
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.interface.forks import check_process
+from dynamo_backends.interface.forks import check_not_forked
 from dynamo_backends.iree.compiler import STACK_BYTES, disable_leak_checker, make_driver
 from dynamo_backends.iree.importer import SCOPE
 
@@ -49,7 +49,7 @@ class Device:
     def check_process(self) -> None:
         """Raises `ForkedProcessError` in a forked child, if the device has threads."""
         if self.has_threads:
-            check_process(self._pid, "IREE")
+            check_not_forked(self._pid, "IREE")
 
     def wrap(self, tensor: Tensor) -> Any:
         """A row-major CPU tensor as a buffer view that shares its memory and keeps it alive."""

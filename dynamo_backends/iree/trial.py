@@ -18,10 +18,10 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.graph.calls import call_tensors, tensors
-from dynamo_backends.graph.decompositions import has_decomposition, inner_decompositions
+from dynamo_backends.graph.call_arguments import collect_call_tensors, collect_tensors
+from dynamo_backends.graph.decomposition_tables import has_decomposition, nested_decomposition_table
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.planned import compile_decomposed
+from dynamo_backends.graph.planned_decomposition import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError, first_line
 from dynamo_backends.iree import exclusions
 from dynamo_backends.iree.compiler import Settings, compile_program
@@ -29,23 +29,23 @@ from dynamo_backends.iree.importer import DTYPES, translate
 from dynamo_backends.iree.lowering import ENTRY, LoweredIree, lower, refusal
 from dynamo_backends.iree.runtime import IreeExecutable
 from dynamo_backends.iree.session import open_device
-from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.verify.trials.kinds import kind_of
-from dynamo_backends.verify.trials.samples import samples, without_infinities
-from dynamo_backends.verify.trials.trials import (
-    is_run,
-    not_plain,
+from dynamo_backends.runtime.verdicts import TrialVerdict, VerdictStore
+from dynamo_backends.verify.trials.call_trials import (
+    is_run_in_trial,
+    judge_on_samples,
+    shrink_call,
     single_call_graph,
-    smaller,
-    used_results,
-    why_wrong,
+    used_result_indices,
+    why_untriable,
 )
+from dynamo_backends.verify.trials.samples import make_samples, without_infinities
+from dynamo_backends.verify.trials.verdict_keys import verdict_key
 
 TOGETHER = 24
 """So many functions are compiled in one program."""
 
 _VENDOR = "IREE"
-_verdicts = Verdicts("iree", sources=("iree",))
+_verdicts = VerdictStore("iree", sources=("iree",))
 _lock = fork_safe_rlock()
 
 
@@ -70,7 +70,7 @@ class _Trial:
 
 def verdict(
     node: fx.Node, settings: Settings, keep: bool, beside: Iterable[fx.Node] = ()
-) -> Verdict:
+) -> TrialVerdict:
     """Returns what is known about a call, after trials if need be.
 
     Args:
@@ -81,7 +81,7 @@ def verdict(
     """
     reason = _untriable(node)
     if reason is not None:
-        return Verdict(reason)
+        return TrialVerdict(reason)
     kind = _kind(node, settings)
     with _lock:
         known = _verdicts.get(kind, keep)
@@ -104,12 +104,12 @@ def _undecided(
         if _untriable(call) is None and (kind := _kind(call, settings)) not in seen:
             seen.add(kind)
             if _verdicts.get(kind, keep) is None:
-                yield kind, smaller(call)
+                yield kind, shrink_call(call)
 
 
 def _kind(node: fx.Node, settings: Settings) -> str:
     """Returns the key of the verdict on a call."""
-    return f"{settings} {kind_of(node)}"
+    return f"{settings} {verdict_key(node)}"
 
 
 def _untriable(node: fx.Node) -> str | None:
@@ -118,24 +118,24 @@ def _untriable(node: fx.Node) -> str | None:
         return "it is not an ATen operator"
     if exclusions.is_random(node):
         return "it draws random numbers"
-    reason = not_plain(node, _VENDOR)
+    reason = why_untriable(node, _VENDOR)
     if reason is not None:
         return reason
-    for value in call_tensors(node):
+    for value in collect_call_tensors(node):
         if value.device.type != "cpu":
             return f"the tensor is in {value.device.type} memory"
         if value.dtype not in DTYPES:
             return f"IREE does not compute with {value.dtype}"
-    if not tensors(node.meta.get("val")):
+    if not collect_tensors(node.meta.get("val")):
         return "it has no tensor result"
-    if not isinstance(node.meta["val"], Tensor) and not used_results(node):
+    if not isinstance(node.meta["val"], Tensor) and not used_result_indices(node):
         return "none of its results is used"
     if exclusions.why_not(node) is not None and not has_decomposition(node.target):
         return exclusions.why_not(node)
     return None
 
 
-Found = dict[str, Verdict]
+Found = dict[str, TrialVerdict]
 """Verdicts by kind."""
 
 
@@ -178,7 +178,7 @@ def _prepare(kind: str, node: fx.Node, name: str, decomposed: bool) -> _Trial:
     """Returns a call as a function that the importer can translate; raises if it cannot."""
     graph = single_call_graph(node)
     names = [graph.calls[0].name] if decomposed else []
-    inside = inner_decompositions((), exclusions.DECOMPOSED)
+    inside = nested_decomposition_table((), exclusions.DECOMPOSED)
     lowered = compile_decomposed(graph, names, inside, lambda copy: lower(copy, name))
     if decomposed:
         _check_inside(lowered)
@@ -197,9 +197,9 @@ def _check_inside(lowered: LoweredIree) -> None:
 def _decide(kind: str, reason: str | None, decomposed: bool, found: Found) -> None:
     """Notes a verdict; of two refusals the first."""
     if reason is None:
-        found[kind] = Verdict(decomposed=decomposed)
+        found[kind] = TrialVerdict(decomposed=decomposed)
     elif not decomposed:
-        found[kind] = Verdict(reason)
+        found[kind] = TrialVerdict(reason)
 
 
 def _try_together(trials: Sequence[_Trial], settings: Settings, found: Found) -> None:
@@ -231,10 +231,10 @@ def _run(trial: _Trial, program: bytes) -> str | None:
         raise
     except Exception as error:
         return f"IREE cannot load it: {_plain(error)}"
-    if not is_run(trial.node):
+    if not is_run_in_trial(trial.node):
         return None
-    given = (_adapted(trial.node, args) for args in samples(trial.node))
-    return why_wrong(trial.graph, run, given, _VENDOR, _plain)
+    given = (_adapted(trial.node, args) for args in make_samples(trial.node))
+    return judge_on_samples(trial.graph, run, given, _VENDOR, _plain)
 
 
 def _adapted(node: fx.Node, args: list[Tensor]) -> list[Tensor]:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, fx
 from torch.nn.functional import linear
 
-from dynamo_backends.graph.library import define
+from dynamo_backends.graph.custom_ops import register_op
 from dynamo_backends.kernels.patterns import frozen_nodes, linear_layer
 from dynamo_backends.kernels.timing import fastest
-from dynamo_backends.runtime.processor import processor_family
+from dynamo_backends.runtime.cpu_info import cpu_family
 from dynamo_backends.workers.race import Run
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def _pack(weight: Tensor, rows: int) -> Tensor:
     return packed
 
 
-PACK = define(
+PACK = register_op(
     "packed_linear_weight(Tensor weight, int rows) -> Tensor",
     _pack,
     lambda weight, rows: torch.empty_like(weight),
@@ -83,7 +83,7 @@ def _is_faster(x: fx.Node, product: fx.Node, ranged: bool) -> bool:
     layout = ((rows, depth), (depth, 1), torch.float32)
     kind = f"linear layer {columns}{' of any rows' * ranged}"  # oneDNN computes what follows, too
     preferred = "MKL" if ranged else "oneDNN"  # a primitive takes as long as a small product
-    safe = "MKL" if processor_family().startswith("GenuineIntel") else "oneDNN"
+    safe = "MKL" if cpu_family().startswith("GenuineIntel") else "oneDNN"
     return fastest(kind, "MKL", ways, [layout], preferred, safe) == "oneDNN"
 
 

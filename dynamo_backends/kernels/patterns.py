@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
+from dynamo_backends.graph.custom_ops import NAMESPACE, register_op_like
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.library import NAMESPACE, declare
 from dynamo_backends.kernels.native_code import KINDS
 
 aten = torch.ops.aten
@@ -152,7 +152,7 @@ def declare_replacement(name: str, like: Any, kernel: Callable[..., Any]) -> Any
     """Declares a custom operator that replaces an ATen one and keeps its strides."""
     # Inductor gives it the strides of the graph, and not those that were traced (see `layouts`).
     tags = {torch.Tag.needs_fixed_stride_order, *like.tags} & _TAGS
-    declared = declare(name, like, kernel, tags)
+    declared = register_op_like(name, like, kernel, tags)
     _replaced[declared] = like
     return declared
 

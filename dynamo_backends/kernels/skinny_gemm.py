@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.nn.functional import linear
 
-from dynamo_backends.graph.library import define
+from dynamo_backends.graph.custom_ops import register_op
 from dynamo_backends.kernels.linears import prepacked_linear
 from dynamo_backends.kernels.native_code import load_kernel, once, pointers
 from dynamo_backends.kernels.patterns import frozen_nodes, linear_layer, replace, with_relu
@@ -62,7 +62,7 @@ def _linear_fake(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> 
     return x.new_empty(len(x), len(weight))
 
 
-LINEAR = define(
+LINEAR = register_op(
     "linear_on_few_rows(Tensor x, Tensor weight, Tensor? bias, bool relu) -> Tensor",
     _linear,
     _linear_fake,

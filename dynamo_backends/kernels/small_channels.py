@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.library import define
+from dynamo_backends.graph.custom_ops import register_op
 from dynamo_backends.kernels.native_code import (
     KINDS,
     KernelCall,
@@ -272,14 +272,14 @@ _SIGNATURE = (
     "(Tensor image, Tensor weight, Tensor? bias, int[] window, int[] stride, int[] padding, "
     "bool relu, int[] pool) -> Tensor"  # the pool's window, stride, padding, and result's size
 )
-CONVOLVE = define(f"convolution_of_few_channels{_SIGNATURE}", _convolve, _convolve_fake)
-CONVOLVE_IN_GROUPS = define(f"convolution_in_groups{_SIGNATURE}", _convolve, _convolve_fake)
-PACK = define(
+CONVOLVE = register_op(f"convolution_of_few_channels{_SIGNATURE}", _convolve, _convolve_fake)
+CONVOLVE_IN_GROUPS = register_op(f"convolution_in_groups{_SIGNATURE}", _convolve, _convolve_fake)
+PACK = register_op(
     "convolution_of_few_channels_weight(Tensor weight, int panel, ScalarType dtype) -> Tensor",
     _pack,
     _pack_fake,
 )
-PACK_GROUPS = define(
+PACK_GROUPS = register_op(
     "convolution_in_groups_weight(Tensor weight, int lanes, ScalarType dtype) -> Tensor",
     _pack_groups,
     _pack_groups_fake,

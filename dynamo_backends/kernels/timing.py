@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.interface.counters import RACES, stage
+from dynamo_backends.interface.counters import RACES, time_stage
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
-from dynamo_backends.runtime.processor import processor, processor_name
+from dynamo_backends.runtime.cpu_info import cpu_cache_key, cpu_name
 from dynamo_backends.workers.kernel_choices import Choices
 from dynamo_backends.workers.race import Race, RaceResult, Run
 
@@ -60,7 +60,7 @@ def fastest(
     key = f"{kind} {classes} {torch.get_num_threads()}"
 
     def race() -> RaceResult:
-        with stage(RACES), private.disable_current_modes(), torch.no_grad():
+        with time_stage(RACES), private.disable_current_modes(), torch.no_grad():
             return _race(preferred, make(), layouts)
 
     return choices(key, safe or preferred, preferred, race).way
@@ -125,7 +125,7 @@ def _store() -> DiskCache:
 
 def _holds_for() -> str:
     sources = source_digest(*_SOURCES)
-    return f"{sources} {torch.__version__} {processor()} {processor_name()}"
+    return f"{sources} {torch.__version__} {cpu_cache_key()} {cpu_name()}"
 
 
 choices = Choices(_store, _holds_for)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.library import define
+from dynamo_backends.graph.custom_ops import register_op
 from dynamo_backends.kernels.native_code import (
     KINDS,
     KernelCall,
@@ -277,13 +277,13 @@ def _channels(image: Tensor, weight: Tensor) -> int:
     return weight.shape[1] * weight.shape[2] // image.shape[1]
 
 
-CONVOLVE = define(
+CONVOLVE = register_op(
     "winograd(Tensor image, Tensor weight, Tensor? bias, Tensor? residual, str filtering, "
     "int[] padding, bool relu) -> Tensor",
     _convolve,
     _convolve_fake,
 )
-TRANSFORM = define(
+TRANSFORM = register_op(
     "winograd_weight(Tensor weight, str filtering, int panel, ScalarType dtype) -> Tensor",
     _transform,
     _transform_fake,

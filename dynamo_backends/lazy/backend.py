@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends.graph.calls import unknown_shape
-from dynamo_backends.graph.graph import Graph, require_cpu
+from dynamo_backends.graph.call_arguments import dynamic_shape_reason
+from dynamo_backends.graph.graph import Graph, require_cpu_inputs
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Support
-from dynamo_backends.runtime.prepared_executables import LiveExecutable, with_prologue
+from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable, with_prologue
 
 # Lazy tensors have no strides.
 _STRIDED = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
@@ -29,9 +29,9 @@ class LazyTensorCore(Backend):
             return Availability(False, reason, "pip install --force-reinstall torch")
         return Availability(True, "Lazy Tensor Core's TorchScript backend", devices=("cpu",))
 
-    def prepare(self, graph: Graph, options: Any) -> None:
-        """See `Backend.prepare`."""
-        require_cpu(graph, self.name)
+    def check_graph(self, graph: Graph, options: Any) -> None:
+        """See `Backend.check_graph`."""
+        require_cpu_inputs(graph, self.name)
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`."""
@@ -42,7 +42,7 @@ class LazyTensorCore(Backend):
             return Support(
                 False, "it depends on the strides of its input, and lazy tensors have no strides"
             )
-        shape = unknown_shape(node)
+        shape = dynamic_shape_reason(node)
         if shape is not None:
             return Support(False, shape)
         reason = why_not(node)
@@ -52,7 +52,7 @@ class LazyTensorCore(Backend):
         """See `Backend.compile`."""
         from dynamo_backends.lazy.runtime import Recorded
 
-        return with_prologue(graph, lambda rest: LiveExecutable(rest, Recorded(rest)))
+        return with_prologue(graph, lambda rest: UnfrozenExecutable(rest, Recorded(rest)))
 
 
 class LazyTensorCoreTrace(LazyTensorCore):

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import OpOverload, disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.graph.decompositions import every_rule
+from dynamo_backends.graph.decomposition_tables import all_decomposition_rules
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, first_line
 
@@ -220,7 +220,7 @@ def _find(node: fx.Node) -> _Verdict:
     reason = _try(node, node.target)  # type: ignore[arg-type]
     if reason is None:
         return _Verdict()
-    rule = every_rule().get(node.target)  # type: ignore[call-overload]
+    rule = all_decomposition_rules().get(node.target)  # type: ignore[call-overload]
     if rule is not None and _try(node, rule) is None:
         return _Verdict(run=rule)
     return _Verdict(reason)

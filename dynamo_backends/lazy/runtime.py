@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends._torch_private import disable_current_modes, is_lazy
+from dynamo_backends._torch_private import disable_current_modes, has_conj_or_neg_bit
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.partition import calls_first, without_calls
+from dynamo_backends.graph.partition import extract_callable, without_calls
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.lazy.lowering import DEVICE, record, start, to_lazy_device
-from dynamo_backends.runtime.prepared_executables import in_order
+from dynamo_backends.runtime.prepared_executables import make_input_merger
 from dynamo_backends.runtime.results import Results
 
 
@@ -41,7 +41,7 @@ def with_views_first(graph: Graph) -> tuple[Graph, Callable[..., Sequence[Tensor
     roles = dict(zip(graph.placeholders, graph.inputs, strict=True))
     inputs = [(n, roles.get(n, Input(n.name, Role.INTERMEDIATE))) for n in reads]
     rest = without_calls(graph, inside, inputs)
-    return rest, calls_first(graph, graph.placeholders, views, reads)
+    return rest, extract_callable(graph, graph.placeholders, views, reads)
 
 
 def _views(graph: Graph) -> list[fx.Node]:
@@ -59,7 +59,7 @@ def _views(graph: Graph) -> list[fx.Node]:
 
 def _is_strided(value: Any) -> bool:
     """Returns whether a view says by strides alone what it is of its base."""
-    return isinstance(value, Tensor) and not is_lazy(value)
+    return isinstance(value, Tensor) and not has_conj_or_neg_bit(value)
 
 
 log = logging.getLogger("dynamo_backends")
@@ -103,7 +103,7 @@ class RecordedAtEveryCall(Executable):
     def __init__(self, graph: Graph):
         start()
         self._module = to_lazy_device(graph)
-        self._merge = in_order(graph)
+        self._merge = make_input_merger(graph)
         self._results = Results(graph)
         self._lock = fork_safe_lock()
 

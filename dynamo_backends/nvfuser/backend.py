@@ -14,7 +14,7 @@ from dynamo_backends.interface.errors import BackendUnavailableError
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.nvfuser import vendor
-from dynamo_backends.runtime.prepared_executables import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class NvFuser(Backend):
         found = " ".join((vendor.MODULE, *self.versions().values()))
         return Availability(True, found, devices=(vendor.TYPE,))
 
-    def prepare(self, graph: Graph, options: NvFuserOptions) -> None:
-        """See `Backend.prepare`."""
+    def check_graph(self, graph: Graph, options: NvFuserOptions) -> None:
+        """See `Backend.check_graph`."""
         vendor.require_device(graph, self.name)
         vendor.load()
 
-    def keeps(self, options: NvFuserOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`: whatever has a lowering is handed over whole."""
+    def preserved_operators(self, options: NvFuserOptions) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`: whatever has a lowering is handed over whole."""
         from dynamo_backends._torch_private import core_decompositions
         from dynamo_backends.nvfuser.lowering.registry import TABLE
 
@@ -99,4 +99,4 @@ class NvFuser(Backend):
         nvfuser = vendor.load()
         lowered = lower_graph(graph, options.symbolic_sizes)
         fusion = FUSIONS.get(lowered.program, nvfuser, options.max_fusions)
-        return LiveExecutable(graph, Launch(graph, lowered, fusion))
+        return UnfrozenExecutable(graph, Launch(graph, lowered, fusion))

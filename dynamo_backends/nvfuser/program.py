@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
+from dynamo_backends.interface.errors import LoweringError, first_line, reraise_as_compile_error
 from dynamo_backends.nvfuser.vendor import NvFuserModule
 from dynamo_backends.runtime.cache import LRU
 
@@ -150,7 +150,7 @@ def define(program: FusionProgram, nvfuser: NvFuserModule) -> Any:
         LoweringError: nvFuser refuses an operation; the error names the graph's node.
         CompileError: nvFuser refuses the whole.
     """
-    with as_compile_error("nvFuser refuses the fusion", first_line):
+    with reraise_as_compile_error("nvFuser refuses the fusion", first_line):
         fd = nvfuser.definition()
         with fd:
             _Replay(fd, nvfuser).run(program)

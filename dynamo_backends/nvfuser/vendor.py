@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.graph import Graph, foreign_input
+from dynamo_backends.graph.graph import Graph, find_input_off_device
 from dynamo_backends.interface.errors import BackendUnavailableError, DeviceError
-from dynamo_backends.interface.packages import is_there
+from dynamo_backends.interface.packages import is_module_installed
 
 MODULE = "nvfuser_direct"
 
@@ -62,7 +62,7 @@ class NvFuserModule:
 
 def is_installed() -> bool:
     """Returns whether nvFuser is installed."""
-    return MODULE in sys.modules or is_there(MODULE)
+    return MODULE in sys.modules or is_module_installed(MODULE)
 
 
 _loaded: dict[str, NvFuserModule] = {}
@@ -123,7 +123,7 @@ def why_unreadable(value: Tensor) -> str | None:
 
 def require_device(graph: Graph, backend: str) -> None:
     """Raises `DeviceError` if an input that is no number is on another type of device."""
-    found = foreign_input(graph, TYPE)
+    found = find_input_off_device(graph, TYPE)
     if found is not None:
         raise DeviceError(
             f"{backend} compiles for {TYPE} devices, and an input is on {found.device.type}; "

@@ -24,7 +24,7 @@ DTYPES = {
 _LABEL = "dynamo_backends.call"
 
 
-def label_new(model: ir.Model, call: str) -> None:
+def label_new_nodes(model: ir.Model, call: str) -> None:
     """Labels the nodes added to a model since the last call with the FX call they lower.
 
     Args:
@@ -65,6 +65,6 @@ def name_nodes(model: ir.Model) -> None:
         node.name = f"{calls[node]}/{i}"
 
 
-def call_of(name: str) -> str:
+def source_call_name(name: str) -> str:
     """Returns the FX call's name in an ONNX node's name; "" if it belongs to none."""
     return name.rpartition("/")[0]

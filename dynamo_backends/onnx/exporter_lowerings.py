@@ -16,11 +16,14 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, onnx_registry
-from dynamo_backends.graph.decompositions import every_rule, inner_decompositions
+from dynamo_backends.graph.decomposition_tables import (
+    all_decomposition_rules,
+    nested_decomposition_table,
+)
 from dynamo_backends.onnx.formulas import FORMULAS, has_formula
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
+from dynamo_backends.verify.trials.call_trials import sanitize_norm_sample, used_result_indices
 from dynamo_backends.verify.trials.samples import without_nan
-from dynamo_backends.verify.trials.trials import used_results, without_lost_means
 
 WRONG: dict[str, str] = {
     "erfc.default": "it is lowered to 1 - erf(x), which loses all precision for x > 4",
@@ -64,30 +67,30 @@ _FIXED_POINT = frozenset(
 """Interpolations of images; those of integers are computed in integers."""
 
 
-def is_lowered(op: Any) -> bool:
+def has_trusted_lowering(op: Any) -> bool:
     """Returns whether an operator has a formula, or a lowering that is not in `WRONG`."""
-    return why_not(op) is None
+    return why_not_lowered(op) is None
 
 
-def why_not(op: Any) -> str | None:
+def why_not_lowered(op: Any) -> str | None:
     """Returns why an operator has no trusted lowering; None if it has one."""
     return None if op in FORMULAS else _why_not_registered(op)
 
 
 def _why_not_registered(op: Any) -> str | None:
     reason = WRONG.get(str(op).removeprefix("aten."))
-    if reason is None and not is_registered(op):
+    if reason is None and not has_exporter_lowering(op):
         return "onnxscript has no lowering of it"
     return reason
 
 
-def why_not_call(node: fx.Node) -> str | None:
+def why_call_not_lowered(node: fx.Node) -> str | None:
     """Returns why a call with these arguments has no trusted lowering; None if it has."""
     if has_formula(node):
         return None
     reason = _why_not_registered(node.target)
     name = str(node.target).removeprefix("aten.")
-    if reason is None and name in _FIRST_RESULT and any(used_results(node)):
+    if reason is None and name in _FIRST_RESULT and any(used_result_indices(node)):
         return "onnxscript computes only its first result, but another one is used"
     if reason is None and name == "scatter_reduce.two" and _starts_at_a_bound(node):
         return "its lowering starts from the largest finite number, which hides infinities"
@@ -110,25 +113,25 @@ def _starts_at_a_bound(node: fx.Node) -> bool:
 @functools.cache
 def lowered_overloads() -> frozenset[OpOverload]:
     """Returns the overloads that have a trusted lowering or a formula."""
-    return frozenset(FORMULAS).union(filter(is_lowered, registered_overloads()))
+    return frozenset(FORMULAS).union(filter(has_trusted_lowering, registered_overloads()))
 
 
 @functools.cache
 def unlowered_overloads() -> frozenset[OpOverload]:
     """Returns the overloads with a decomposition but without a trusted lowering."""
-    return frozenset(op for op in every_rule() if not is_lowered(op))
+    return frozenset(op for op in all_decomposition_rules() if not has_trusted_lowering(op))
 
 
 @functools.cache
-def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
+def nested_decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Returns decompositions for operators that appear inside a decomposed call."""
-    return inner_decompositions(lowered_overloads(), unlowered_overloads())
+    return nested_decomposition_table(lowered_overloads(), unlowered_overloads())
 
 
-def spared(node: fx.Node, tensor: Tensor) -> Tensor:
+def sanitize_sample(node: fx.Node, tensor: Tensor) -> Tensor:
     """Replaces NaN or infinities in a trial's input where the kernel is known to lose them."""
     loses_nan = str(node.target).removeprefix("aten.") in _LOSE_NAN and not has_formula(node)
-    tensor = without_lost_means(node, tensor)
+    tensor = sanitize_norm_sample(node, tensor)
     return without_nan(tensor) if loses_nan else tensor
 
 
@@ -139,15 +142,15 @@ _LIMIT = 1 << 20
 
 
 @functools.cache
-def registry() -> Any:
+def exporter_registry() -> Any:
     """Returns the lowerings that `torch.onnx.export(dynamo=True)` uses, loaded once."""
     return onnx_registry(OPSET)
 
 
-def is_registered(op: Any) -> bool:
+def has_exporter_lowering(op: Any) -> bool:
     """Returns whether torch's exporter has a lowering of an operator, trusted or not."""
     if not isinstance(op, OpOverload):
-        return bool(registry().is_registered(op))
+        return bool(exporter_registry().is_registered(op))
     return str(op) in _names()
 
 
@@ -176,7 +179,7 @@ def _names() -> frozenset[str]:
     kept = cache.get(key)
     if kept is not None:
         return frozenset(json.loads(kept["names"]))
-    targets = (metas[0].fx_target for metas in registry().functions.values())
+    targets = (metas[0].fx_target for metas in exporter_registry().functions.values())
     names = sorted({str(target) for target in targets if isinstance(target, OpOverload)})
     cache.put(key, {"names": json.dumps(names).encode()})
     return frozenset(names)

@@ -13,9 +13,9 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.call_tracing import CallTraces
-from dynamo_backends.graph.calls import call_tensors
-from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.call_arguments import collect_call_tensors
+from dynamo_backends.graph.call_decomposition import replace_call
+from dynamo_backends.graph.call_tracing import CallTraceCache
 from dynamo_backends.verify.trials.samples import packet_name
 
 _MOVING = frozenset(
@@ -28,10 +28,10 @@ _MOVING = frozenset(
 
 def compute_in_float32(module: fx.GraphModule) -> None:
     """Inserts casts so that float16 calls on a CPU compute in float32, in place."""
-    traces = CallTraces()
+    traces = CallTraceCache()
     for node in list(module.graph.nodes):
         if node.op == "call_function" and _is_arithmetic(node):
-            replace(node, _in_float32(node.target, _dtypes(node)), traces=traces)
+            replace_call(node, _in_float32(node.target, _dtypes(node)), traces=traces)
 
 
 def _is_arithmetic(node: fx.Node) -> bool:
@@ -41,7 +41,9 @@ def _is_arithmetic(node: fx.Node) -> bool:
         return False
     if not node.all_input_nodes or torch.Tag.nondeterministic_seeded in target.tags:
         return False
-    return any(t.dtype == torch.float16 and t.device.type == "cpu" for t in call_tensors(node))
+    return any(
+        t.dtype == torch.float16 and t.device.type == "cpu" for t in collect_call_tensors(node)
+    )
 
 
 def _dtypes(node: fx.Node) -> tuple[torch.dtype | None, ...]:

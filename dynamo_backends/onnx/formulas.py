@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.call_tracing import CallTraces
-from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.call_decomposition import replace_call
+from dynamo_backends.graph.call_tracing import CallTraceCache
+from dynamo_backends.verify.trials.call_trials import used_result_indices
 from dynamo_backends.verify.trials.samples import packet_name
-from dynamo_backends.verify.trials.trials import used_results
 
 aten = torch.ops.aten
 
@@ -303,7 +303,7 @@ def _always(_: fx.Node) -> bool:
 
 def _is_pool_of_rows(node: fx.Node) -> bool:
     """Returns whether a pool is `max_pool1d`: a formula would slow down 2-D pools."""
-    return node.all_input_nodes[0].meta["val"].shape[-2] == 1 and 1 not in used_results(node)
+    return node.all_input_nodes[0].meta["val"].shape[-2] == 1 and 1 not in used_result_indices(node)
 
 
 class Formula(NamedTuple):
@@ -433,7 +433,7 @@ def apply_formulas(module: fx.GraphModule, kind: str) -> None:
         module: Of a graph.
         kind: The graph's.
     """
-    traces = CallTraces()
+    traces = CallTraceCache()
     for node in list(module.graph.nodes):
         if node.op == "call_function" and has_formula(node) and not _stays(node, kind):
-            replace(node, FORMULAS[node.target].function, traces=traces)
+            replace_call(node, FORMULAS[node.target].function, traces=traces)

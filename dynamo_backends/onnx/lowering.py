@@ -16,20 +16,20 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.graph.decompose import ORIGIN, origin
+from dynamo_backends.graph.call_decomposition import ORIGIN, get_origin_name
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import storage_of
-from dynamo_backends.graph.legalize import promote
-from dynamo_backends.graph.masked_attention import guard_hidden_queries
-from dynamo_backends.graph.numbers import require_remembered
-from dynamo_backends.interface.errors import LoweringError, as_compile_error, first_line
-from dynamo_backends.interface.logs import silenced
-from dynamo_backends.onnx.dtypes import DTYPES, label_new, name_nodes
-from dynamo_backends.onnx.exporter_lowerings import OPSET, registry
+from dynamo_backends.graph.layouts import infer_layout
+from dynamo_backends.graph.legalize import insert_promotion_casts
+from dynamo_backends.graph.masked_attention import zero_fully_masked_queries
+from dynamo_backends.graph.symbolic_scalars import require_no_hardcoded_sizes
+from dynamo_backends.interface.errors import LoweringError, first_line, reraise_as_compile_error
+from dynamo_backends.interface.logs import silence_loggers
+from dynamo_backends.onnx.dtypes import DTYPES, label_new_nodes, name_nodes
+from dynamo_backends.onnx.exporter_lowerings import OPSET, exporter_registry
 from dynamo_backends.onnx.float16 import compute_in_float32
 from dynamo_backends.onnx.formulas import apply_formulas
-from dynamo_backends.onnx.optimizing import optimize, store
-from dynamo_backends.onnx.sizes import Dimensions, scatter_rows
+from dynamo_backends.onnx.optimizing import optimize, transpose_to_storage_order
+from dynamo_backends.onnx.symbolic_dimensions import SymbolicDimensions, index_put_to_scatter
 
 _IR_VERSION = 10
 WEIGHTS_FILE = "weights"  # a name that models need; no file is read
@@ -55,7 +55,7 @@ class LoweredOnnx:
     outputs: tuple[str, ...]
 
 
-def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
+def lower_to_onnx(graph: Graph, ranged: bool = False) -> LoweredOnnx:
     """Lowers a graph to an ONNX model in storage order, without its weights' data.
 
     Args:
@@ -64,23 +64,23 @@ def lower(graph: Graph, ranged: bool = False) -> LoweredOnnx:
 
     Returns:
         A model whose inputs and outputs have their dimensions in the order in which torch stores
-        them (see `graph.layouts.storage_of`), so that no copy is needed around the model.
+        them (see `graph.layouts.infer_layout`), so that no copy is needed around the model.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: The model cannot be optimised, or a size does not follow from the inputs.
     """
-    with _lock, silenced(*_EXPORTERS):
+    with _lock, silence_loggers(*_EXPORTERS):
         module = _promoted(graph)
-        dimensions = Dimensions(graph) if ranged else None
+        dimensions = SymbolicDimensions(graph) if ranged else None
         if dimensions is not None:
-            require_remembered(module.graph, graph.module.graph)
-            dimensions.separate(module)
+            require_no_hardcoded_sizes(module.graph, graph.module.graph)
+            dimensions.lift_to_placeholders(module)
         else:
-            scatter_rows(module)
+            index_put_to_scatter(module)
         model = _translate(graph, module, dimensions)
-        store(model, graph)
-        with as_compile_error("onnxscript cannot optimise the model", _reason):
+        transpose_to_storage_order(model, graph)
+        with reraise_as_compile_error("onnxscript cannot optimise the model", _reason):
             version_converter.convert_version(model, OPSET)
             optimize(model)
             name_nodes(model)
@@ -95,13 +95,15 @@ def _promoted(graph: Graph) -> fx.GraphModule:
     module = graph.copy().module
     compute_in_float32(module)
     apply_formulas(module, graph.kind)
-    promote(module)
-    guard_hidden_queries(module)
+    insert_promotion_casts(module)
+    zero_fully_masked_queries(module)
     return module
 
 
-def _translate(graph: Graph, module: fx.GraphModule, dimensions: Dimensions | None) -> ir.Model:
-    table = registry()
+def _translate(
+    graph: Graph, module: fx.GraphModule, dimensions: SymbolicDimensions | None
+) -> ir.Model:
+    table = exporter_registry()
     body = ir.Graph([], [], nodes=[], name="main")
     model = ir.Model(body, ir_version=_IR_VERSION, producer_name="dynamo-backends")
     values: dict[str, Any] = {}
@@ -109,17 +111,17 @@ def _translate(graph: Graph, module: fx.GraphModule, dimensions: Dimensions | No
     own = {node.name for node in graph.calls}
     for node in module.graph.find_nodes(op="placeholder"):
         if isinstance(node.meta["val"], Tensor):
-            private.onnx_placeholder(node, model, values, table)
+            private.add_onnx_input(node, model, values, table)
             _set_shape(node, values[node.name], dimensions)
     if dimensions is not None:
-        dimensions.define(model, values)
-        label_new(model, "sizes")
+        dimensions.emit_sizes(model, values)
+        label_new_nodes(model, "sizes")
     for node in module.graph.nodes:
         if node.op == "call_function":
             try:
                 _give_defaults(node)
-                private.onnx_call(node, model, values, constants, table)
-                label_new(model, _blamed(node, own))
+                private.add_onnx_call(node, model, values, constants, table)
+                label_new_nodes(model, _blamed(node, own))
                 _set_shape(node, values[node.name], dimensions)
             except Exception as error:
                 blamed = _blamed(node, own)
@@ -127,11 +129,11 @@ def _translate(graph: Graph, module: fx.GraphModule, dimensions: Dimensions | No
                 raise LoweringError(blamed, str(node.target), reason) from error
     results: Any = module.graph.output_node().args[0]
     model.graph.outputs.extend(values[node.name] for node in results)
-    private.onnx_opset_imports(model)
+    private.declare_onnx_opsets(model)
     return model
 
 
-def _set_shape(node: fx.Node, values: Any, dimensions: Dimensions | None) -> None:
+def _set_shape(node: fx.Node, values: Any, dimensions: SymbolicDimensions | None) -> None:
     """Corrects the shapes of a call's values, which the exporter knows for one call only."""
     if dimensions is None:
         return
@@ -142,7 +144,7 @@ def _set_shape(node: fx.Node, values: Any, dimensions: Dimensions | None) -> Non
 
 def _give_defaults(node: fx.Node) -> None:
     """Writes out defaults of the schema that the exporter's lowering has none for."""
-    metas = registry().get_decomps(node.target)
+    metas = exporter_registry().get_decomps(node.target)
     schema = getattr(node.target, "_schema", None)
     if not metas or metas[0].signature is None or schema is None:
         return
@@ -158,7 +160,7 @@ def _blamed(node: fx.Node, own: set[str]) -> str:
     """Returns the captured graph's call that a node of the rewritten graph comes from."""
     while node.name not in own and ORIGIN not in node.meta and node.users:
         node = next(iter(node.users))
-    return origin(node)
+    return get_origin_name(node)
 
 
 def _reason(error: BaseException) -> str:
@@ -168,11 +170,11 @@ def _reason(error: BaseException) -> str:
     return first_line(error)
 
 
-def _check_outputs(model: ir.Model, graph: Graph, dimensions: Dimensions | None) -> None:
+def _check_outputs(model: ir.Model, graph: Graph, dimensions: SymbolicDimensions | None) -> None:
     """Refuses a lowering that promises another dtype or shape than torch does."""
     for value, node in zip(model.graph.outputs, graph.outputs, strict=True):
         fake = node.meta["val"]
-        storage = storage_of(fake)
+        storage = infer_layout(fake)
         expected = list(storage.dense_shape(fake.shape))
         known = [] if value.shape is None else list(value.shape)
         wrong = value.shape is not None and (

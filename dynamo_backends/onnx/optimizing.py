@@ -18,7 +18,7 @@ from onnxscript.optimizer import constant_folding
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Storage, input_storage, storage_of
+from dynamo_backends.graph.layouts import MemoryLayout, infer_input_layout, infer_layout
 
 _STEPS = 2  # as in `optimize_ir`
 
@@ -82,7 +82,7 @@ def _try_rewrite(
     return rule.try_rewrite(model, graph, node, **how) if node.op_type == operator else None
 
 
-def store(model: ir.Model, graph: Graph) -> None:
+def transpose_to_storage_order(model: ir.Model, graph: Graph) -> None:
     """Inserts transposes so that inputs and outputs are in their memory order.
 
     Args:
@@ -92,16 +92,16 @@ def store(model: ir.Model, graph: Graph) -> None:
     tensors = [p for p in graph.placeholders if isinstance(p.meta["val"], Tensor)]
     weights = {graph.placeholders[i] for i in graph.weights}
     for i, node in enumerate(tensors):
-        storage = input_storage(node.meta["val"])
+        storage = infer_input_layout(node.meta["val"])
         if not storage.is_row_major and node not in weights:
             _store_input(model, i, storage)
     for i, node in enumerate(graph.outputs):
-        storage = storage_of(node.meta["val"])
+        storage = infer_layout(node.meta["val"])
         if not storage.is_row_major:
             _store_output(model, i, storage)
 
 
-def _store_input(model: ir.Model, i: int, storage: Storage) -> None:
+def _store_input(model: ir.Model, i: int, storage: MemoryLayout) -> None:
     logical = model.graph.inputs[i]
     assert logical.shape is not None
     stored = ir.Value(
@@ -109,7 +109,7 @@ def _store_input(model: ir.Model, i: int, storage: Storage) -> None:
         shape=ir.Shape([logical.shape[d] for d in storage.order]),
         type=logical.type,
     )
-    transpose = ir.node("Transpose", [stored], {"perm": storage.inverse})
+    transpose = ir.node("Transpose", [stored], {"perm": storage.inverse_order})
     result = transpose.outputs[0]
     result.shape, result.type = logical.shape, logical.type
     for user, place in list(logical.uses()):
@@ -118,7 +118,7 @@ def _store_input(model: ir.Model, i: int, storage: Storage) -> None:
     model.graph.insert_before(model.graph[0], transpose)
 
 
-def _store_output(model: ir.Model, i: int, storage: Storage) -> None:
+def _store_output(model: ir.Model, i: int, storage: MemoryLayout) -> None:
     value = model.graph.outputs[i]
     if storage.expanded:
         value = _first_along(model, value, storage.expanded)

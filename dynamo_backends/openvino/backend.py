@@ -8,10 +8,15 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph, require_cpu
+from dynamo_backends.graph.graph import Graph, require_cpu_inputs
 from dynamo_backends.int8.options import NNCF, Int8Options, require_quantizer
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
-from dynamo_backends.interface.errors import DeviceError, OptionError, did_you_mean, done_without
+from dynamo_backends.interface.errors import (
+    DeviceError,
+    OptionError,
+    did_you_mean,
+    suppress_and_log,
+)
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import Plan, Support
 
@@ -68,37 +73,37 @@ class OpenVINO(Backend):
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if no := self.lacks():
+        if no := self.check_packages():
             return no
         return Availability(True, f"OpenVINO {self.versions()['openvino']}", devices=("cpu",))
 
-    def prepare(self, graph: Graph, options: OpenVinoOptions) -> None:
-        """Checks device, `config` and quantizer (see `Backend.prepare`)."""
+    def check_graph(self, graph: Graph, options: OpenVinoOptions) -> None:
+        """Checks device, `config` and quantizer (see `Backend.check_graph`)."""
         if options.is_int8:
             require_quantizer(NNCF, self.name)
         _check_device(options.device)
         _check_config(options)
-        require_cpu(graph, "ov", " To run on OpenVINO's GPU device, set device='GPU'.")
+        require_cpu_inputs(graph, "ov", " To run on OpenVINO's GPU device, set device='GPU'.")
 
-    def keeps(self, options: OpenVinoOptions) -> Collection[OpOverload]:
+    def preserved_operators(self, options: OpenVinoOptions) -> Collection[OpOverload]:
         """Returns the composite operators that OpenVINO's frontend converts best whole."""
-        from dynamo_backends.openvino.exclusions import whole_operators
+        from dynamo_backends.openvino.exclusions import undecomposed_operators
 
-        return whole_operators()
+        return undecomposed_operators()
 
     def supports(self, node: fx.Node, options: OpenVinoOptions) -> Support:
         """Returns whether OpenVINO runs a call as eager does, found by trying it on samples."""
-        from dynamo_backends.openvino.trial import supports
+        from dynamo_backends.openvino.trial import support_by_trial
 
-        return supports(node, _of_trials(options), options.cache)
+        return support_by_trial(node, _of_trials(options), options.cache)
 
     def plan(self, graph: Graph, options: OpenVinoOptions) -> Plan:
         """See `Backend.plan`; first tries all calls of the graph in one model, to save time."""
-        from dynamo_backends.openvino.trial import try_together
+        from dynamo_backends.openvino.trial import try_calls_together
 
         calls = [node for node in graph.calls if isinstance(node.target, OpOverload)]
-        with done_without(None, "trying calls together"):
-            try_together(calls, _of_trials(options), options.cache)
+        with suppress_and_log(None, "trying calls together"):
+            try_calls_together(calls, _of_trials(options), options.cache)
         return super().plan(graph, options)
 
     def compile(self, graph: Graph, options: OpenVinoOptions) -> Any:
@@ -113,23 +118,23 @@ class OpenVINO(Backend):
 
     def cache_key(self, options: OpenVinoOptions) -> str:
         """Returns versions, device name and thread count, on which compiled models depend."""
-        from dynamo_backends.openvino.session import describe_device
+        from dynamo_backends.openvino.core_api import device_full_name
         from dynamo_backends.runtime.cache import source_digest
 
-        device = describe_device(options.device)
+        device = device_full_name(options.device)
         return f"{self.versions()} {source_digest()} {device} {torch.get_num_threads()}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: OpenVinoOptions) -> Any:
         """See `Backend.load`."""
-        from dynamo_backends.openvino.compiler import load
+        from dynamo_backends.openvino.compiler import load_executable
 
-        return load(parts, graph, _settings(options))
+        return load_executable(parts, graph, _settings(options))
 
 
 def _settings(options: OpenVinoOptions) -> Any:
-    from dynamo_backends.openvino.session import Settings
+    from dynamo_backends.openvino.core_api import CompileSettings
 
-    return Settings(
+    return CompileSettings(
         device=options.device,
         precision="float32" if options.is_int8 else options.precision,
         hint=options.performance_hint,
@@ -148,9 +153,9 @@ def _of_trials(options: OpenVinoOptions) -> Any:
 
 def _check_device(device: str) -> None:
     """Raises `DeviceError` if OpenVINO does not find a device here."""
-    from dynamo_backends.openvino.session import devices
+    from dynamo_backends.openvino.core_api import available_devices
 
-    found = devices()
+    found = available_devices()
     # "GPU" is the first of "GPU.0", "GPU.1".
     if not any(name == device or name.partition(".")[0] == device for name in found):
         raise DeviceError(
@@ -161,7 +166,7 @@ def _check_device(device: str) -> None:
 
 def _check_config(options: OpenVinoOptions) -> None:
     """Raises `OptionError` for names in `config` that are no properties of the device."""
-    from dynamo_backends.openvino.session import writable_properties
+    from dynamo_backends.openvino.core_api import writable_properties
 
     known = writable_properties(options.device) if options.config else ()
     for name in options.config or {}:

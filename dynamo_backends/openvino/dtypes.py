@@ -17,17 +17,17 @@ DTYPES = {
     torch.float32: Type.f32,
     torch.float64: Type.f32,
 }
-"""OpenVINO's element types, by torch's (see `why_not` for others).
+"""OpenVINO's element types, by torch's (see `why_dtype_unsupported` for others).
 
 It computes float64 in float32, and its casts have no infinities. So models have float32 in the
-place of float64 (see `use_float32`), to and from which torch casts inputs and outputs.
+place of float64 (see `replace_float64`), to and from which torch casts inputs and outputs.
 """
 
 aten = torch.ops.aten
 _NARROWER = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def why_not(node: fx.Node, dtype: torch.dtype) -> str | None:
+def why_dtype_unsupported(node: fx.Node, dtype: torch.dtype) -> str | None:
     """Why OpenVINO cannot take tensors of a dtype in a call; None if it can."""
     if dtype == torch.float64:
         return None if _is_cast(node) else "OpenVINO computes float64 in float32"
@@ -42,11 +42,11 @@ def _is_cast(node: fx.Node) -> bool:
     return len(dtypes) == 2 and dtypes <= {torch.float64, *_NARROWER}
 
 
-def use_float32(graph: fx.Graph) -> None:
+def replace_float64(graph: fx.Graph) -> None:
     """Replaces float64 by float32 in a graph whose calls only cast float64.
 
     Args:
-        graph: Whose calls have been asked about (see `why_not`).
+        graph: Whose calls have been asked about (see `why_dtype_unsupported`).
     """
     for node in graph.nodes:
         value = node.meta.get("val")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.decompositions import inner_decompositions
+from dynamo_backends.graph.decomposition_tables import nested_decomposition_table
+from dynamo_backends.verify.trials.call_trials import sanitize_norm_sample
 from dynamo_backends.verify.trials.samples import without_nan
-from dynamo_backends.verify.trials.trials import without_lost_means
 
 _TRUNCATED = "it is lowered to x - y * trunc(x / y), which loses all precision for large x / y"
 _FLOORED = "it is lowered to x - y * floor(x / y), which loses all precision for large x / y"
@@ -79,7 +79,7 @@ _MOST_CONVERTED = 2.0**30
 """OpenVINO makes 32-bit integers of floating-point numbers, and of those 64-bit ones."""
 
 
-def why_not(node: fx.Node) -> str | None:
+def why_excluded(node: fx.Node) -> str | None:
     """Why a call is not given to OpenVINO; None if its conversion may be tried."""
     reason = WRONG.get(str(node.target).removeprefix("aten."))
     return reason if reason and node.meta["val"].dtype.is_floating_point else None
@@ -89,15 +89,15 @@ def _is_integer(value: Tensor) -> bool:
     return not value.is_floating_point() and value.dtype != torch.bool
 
 
-def inner_rules() -> Mapping[OpOverload, Callable[..., Any]]:
+def nested_decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
     """Returns the decompositions for operators inside the decompositions of calls."""
-    return inner_decompositions(whole_operators(), ())
+    return nested_decomposition_table(undecomposed_operators(), ())
 
 
-def spared(node: fx.Node, tensor: Tensor) -> Tensor:
+def sanitize_sample(node: fx.Node, tensor: Tensor) -> Tensor:
     """Removes from a trial input the values on which a call is known to differ."""
     name = str(node.target).removeprefix("aten.")
-    tensor = without_lost_means(node, tensor)
+    tensor = sanitize_norm_sample(node, tensor)
     made = node.meta["val"]
     if name == "_to_copy.default" and _is_integer(made) and tensor.is_floating_point():
         most = min(_MOST_CONVERTED, torch.finfo(tensor.dtype).max)
@@ -106,7 +106,7 @@ def spared(node: fx.Node, tensor: Tensor) -> Tensor:
 
 
 @functools.cache
-def whole_operators() -> frozenset[OpOverload]:
+def undecomposed_operators() -> frozenset[OpOverload]:
     """Returns the overloads in `WHOLE` that this torch has; they are not decomposed."""
     found = set()
     for name in WHOLE:

@@ -15,26 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.decompose import origin
+from dynamo_backends.graph.call_decomposition import get_origin_name
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import input_storage, row_major, storage_of
-from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.graph.masked_attention import guard_hidden_queries
-from dynamo_backends.graph.numbers import require_remembered
-from dynamo_backends.graph.sizes import (
-    Size,
-    distinct_sizes,
-    forget_sizes,
-    open_sizes,
+from dynamo_backends.graph.layouts import infer_input_layout, infer_layout, row_major_layout
+from dynamo_backends.graph.legalize import copy_with_promotion_casts, insert_layout_permutes
+from dynamo_backends.graph.masked_attention import zero_fully_masked_queries
+from dynamo_backends.graph.symbolic_scalars import require_no_hardcoded_sizes
+from dynamo_backends.graph.symbolic_sizes import (
+    SizeWithExpression,
+    distinct_varying_sizes,
+    drop_size_expressions,
+    lift_sizes_to_inputs,
     sizes_of,
 )
 from dynamo_backends.interface.errors import CompileError, LoweringError
-from dynamo_backends.openvino.decoder import ConversionError, convert
-from dynamo_backends.openvino.dtypes import DTYPES, use_float32
-from dynamo_backends.openvino.kernels import settle_kernels
-from dynamo_backends.openvino.rewrites import rewrite_calls
+from dynamo_backends.openvino.aten_rewrites import rewrite_unsupported_calls
+from dynamo_backends.openvino.dtypes import DTYPES, replace_float64
+from dynamo_backends.openvino.frontend import ConversionError, convert_to_model
+from dynamo_backends.openvino.kernel_workarounds import replace_faulty_operations
 from dynamo_backends.openvino.vendor import Model, PartialShape, Type, ops
-from dynamo_backends.openvino.wide_integers import is_long, is_wide, split_integers
+from dynamo_backends.openvino.wide_integers import has_int64, needs_int64_pairs, split_int64_calls
 
 aten = torch.ops.aten
 
@@ -53,58 +53,58 @@ class LoweredOpenVino:
     inputs: tuple[int | None, ...]
 
 
-def lower(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenVino:
+def lower_to_model(graph: Graph, ranged: bool = False, wide: bool = True) -> LoweredOpenVino:
     """Lowers an ATen graph to an OpenVINO model.
 
     Args:
         graph: In normal form. It is not changed.
         ranged: The model is for all sizes that the symbols allow. After the graph's inputs it has
-            those of the sizes of the graph (see `graph.sizes.distinct_sizes`).
+            those of the sizes of the graph (see `graph.sizes.distinct_varying_sizes`).
         wide: 64-bit integers that are not known to fit into 32 bits are computed as pairs.
 
     Returns:
         A model whose inputs and outputs have their dimensions in the order in which torch stores
-        them (see `graph.layouts.storage_of`), so that no copy is needed around the model.
+        them (see `graph.layouts.infer_layout`), so that no copy is needed around the model.
 
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: The graph cannot be lowered for a range.
     """
-    module = promoted(graph)
+    module = copy_with_promotion_casts(graph)
     if not ranged:
-        forget_sizes(module.graph)
-    calls = {node for node in module.graph.nodes if wide and is_wide(node)}
-    rewrite_calls(node for node in module.graph.nodes if node not in calls)
-    guard_hidden_queries(module)
+        drop_size_expressions(module.graph)
+    calls = {node for node in module.graph.nodes if wide and needs_int64_pairs(node)}
+    rewrite_unsupported_calls(node for node in module.graph.nodes if node not in calls)
+    zero_fully_masked_queries(module)
     calls |= _store(module.graph, graph, calls)
-    wide_inputs, wide_outputs, made = split_integers(module, calls)
-    rewrite_calls(made)
+    wide_inputs, wide_outputs, made = split_int64_calls(module, calls)
+    rewrite_unsupported_calls(made)
     if ranged:
-        require_remembered(module.graph, graph.module.graph)
-        open_sizes(module.graph, distinct_sizes(graph))
-    use_float32(module.graph)
+        require_no_hardcoded_sizes(module.graph, graph.module.graph)
+        lift_sizes_to_inputs(module.graph, distinct_varying_sizes(graph))
+    replace_float64(module.graph)
     for node in module.graph.nodes:
         _spell_out(node)
     places = _merge_outputs(module.graph)
     shapes = _input_shapes(graph, ranged, wide_inputs)
     try:
-        model = _with_results(convert(module, shapes), places)
+        model = _with_results(convert_to_model(module, shapes), places)
     except ConversionError as error:
         _blame(graph, module, error)
     _check_inputs(model, module.graph.find_nodes(op="placeholder"), shapes, wide_inputs)
-    settle_kernels(model)
+    replace_faulty_operations(model)
     _settle_outputs(model, graph, ranged, wide_outputs)
     return LoweredOpenVino(model, _drop_unused(model))
 
 
 def _store(module: fx.Graph, graph: Graph, wide: Collection[fx.Node]) -> set[fx.Node]:
-    """See `legalize.store`; returns those of its calls that bring wide integers into order."""
+    """Permutes as `insert_layout_permutes`; returns those of its calls that hold wide integers."""
     before = set(module.nodes)
-    store(module, graph)
+    insert_layout_permutes(module, graph)
     made = [node for node in module.nodes if node not in before]
     found: set[fx.Node] = set()
     for node in made:
-        if is_long(node) and any(
+        if has_int64(node) and any(
             n in wide or n in found for n in (*node.all_input_nodes, *node.users)
         ):
             found.add(node)
@@ -162,7 +162,7 @@ _CORRECTED = (aten.var.correction, aten.std.correction, aten.var_mean.correction
 def _blame(graph: Graph, module: fx.GraphModule, error: ConversionError) -> None:
     """Raises what the pipeline understands in the place of a frontend's error."""
     reason = f"OpenVINO's frontend cannot convert it: {error.reason}"
-    at_fault = {origin(n) for n in module.graph.nodes if n.name == error.node_name}
+    at_fault = {get_origin_name(n) for n in module.graph.nodes if n.name == error.node_name}
     for node in graph.calls:
         if node.name in at_fault or len(graph.calls) == 1:
             raise LoweringError(node.name, str(node.target), reason) from error
@@ -172,7 +172,9 @@ def _blame(graph: Graph, module: fx.GraphModule, error: ConversionError) -> None
 def _shape(node: fx.Node, ranged: bool) -> list[int]:
     """Returns the sizes of a node's tensor; -1 for dynamic ones."""
     known = zip(node.meta["val"].shape, sizes_of(node), strict=True)
-    return [-1 if ranged and isinstance(size, Size | None) else n for n, size in known]
+    return [
+        -1 if ranged and isinstance(size, SizeWithExpression | None) else n for n, size in known
+    ]
 
 
 def _input_shapes(graph: Graph, ranged: bool, wide: Collection[str]) -> dict[str, list[int]]:
@@ -181,7 +183,7 @@ def _input_shapes(graph: Graph, ranged: bool, wide: Collection[str]) -> dict[str
     for place, x in zip(graph.placeholders, graph.inputs, strict=True):
         value = place.meta["val"]
         if isinstance(value, Tensor):
-            storage = row_major(value.ndim) if x.frozen else input_storage(value)
+            storage = row_major_layout(value.ndim) if x.frozen else infer_input_layout(value)
             shape = _shape(place, ranged and not x.frozen)
             shapes[place.name] = [shape[d] for d in storage.order] + [2] * (place.name in wide)
     return shapes
@@ -222,7 +224,7 @@ def _settle_outputs(model: Model, graph: Graph, ranged: bool, wide: Sequence[boo
         )
     for result, node, is_pair in zip(results, graph.outputs, wide, strict=True):
         fake, sizes = node.meta["val"], _shape(node, ranged)
-        storage = storage_of(fake)
+        storage = infer_layout(fake)
         expected = list(storage.dense_shape(sizes)) + [2] * is_pair
         source = result.input_value(0)
         shape, kind = source.get_partial_shape(), source.get_element_type()

@@ -15,14 +15,20 @@ from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import WEIGHTS, saturates
-from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.errors import CompileError, reraise_as_compile_error
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.interface.logs import silenced
-from dynamo_backends.openvino.decoder import plain
-from dynamo_backends.openvino.lowering import lower
+from dynamo_backends.interface.logs import silence_loggers
+from dynamo_backends.openvino.core_api import CompileSettings, clone_with_constants, compile_model
+from dynamo_backends.openvino.frontend import summarize_error
+from dynamo_backends.openvino.lowering import lower_to_model
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
-from dynamo_backends.openvino.session import Settings, compile_model, with_weights
-from dynamo_backends.openvino.vendor import ConstantFolding, Manager, Model, Type, without_telemetry
+from dynamo_backends.openvino.vendor import (
+    ConstantFolding,
+    Manager,
+    Model,
+    Type,
+    disabling_telemetry,
+)
 
 _PRODUCTS = frozenset({"Convolution", "GroupConvolution", "MatMul"})
 _NORMALIZATIONS = frozenset({"MVN", "Softmax", "ScaledDotProductAttention"})
@@ -38,15 +44,15 @@ class OpenVinoInt8Executable(QuantizedExecutable):
         precision: "int8" or "int8-weights".
     """
 
-    def __init__(self, graph: Graph, settings: Settings, precision: str):
+    def __init__(self, graph: Graph, settings: CompileSettings, precision: str):
         super().__init__(graph)
         self._precision = precision
-        with as_compile_error("OpenVINO cannot compile the model", plain):
-            self._float = _Float(graph, lower(graph), settings)
+        with reraise_as_compile_error("OpenVINO cannot compile the model", summarize_error):
+            self._float = _Float(graph, lower_to_model(graph), settings)
 
     def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         """See `QuantizedExecutable.prepare`."""
-        with as_compile_error("NNCF failed", plain):
+        with reraise_as_compile_error("NNCF failed", summarize_error):
             return self._float.run_quantized(weights, seen, self._precision, in_float)
 
 
@@ -65,22 +71,24 @@ class _Float(OpenVinoExecutable):
             in_float: See `QuantizedExecutable.prepare`.
         """
         constants = self._dense(weights)
-        model = with_weights(self._model, constants)
+        model = clone_with_constants(self._model, constants)
         batches = [self._in_order(activations, tuple(constants)) for activations in seen]
-        compiled = compile_model(quantized(model, batches, precision, in_float), self._settings)
+        compiled = compile_model(
+            quantize_model(model, batches, precision, in_float), self._settings
+        )
         return self._run(compiled, tuple(constants), constants)
 
     def _in_order(self, activations: Sequence[Tensor], constants: Sequence[int]) -> list[Any]:
         """Returns activations in the model's input order, row-major, as NumPy arrays."""
-        moved = self.moved(constants)
+        moved = self.renumber_inputs(constants)
         placed = {
-            moved[x.place]: x.check.view(activations[x.at]).contiguous().numpy()
+            moved[x.place]: x.check.to_program_order(activations[x.at]).contiguous().numpy()
             for x in self._activations
         }
         return [placed[i] for i in sorted(placed)]
 
 
-def quantized(
+def quantize_model(
     model: Model, batches: Sequence[Sequence[Any]], precision: str, in_float: float = 0.0
 ) -> Model:
     """Quantizes a model to int8 with NNCF.
@@ -94,14 +102,14 @@ def quantized(
     Raises:
         CompileError: Nothing in it can be quantized.
     """
-    with without_telemetry():
+    with disabling_telemetry():
         import nncf
 
     folding = Manager()
     folding.register_pass(ConstantFolding())  # of weights that are transposed: NNCF takes constants
     folding.run_passes(model)
     before = _integers(model)
-    with _lock, silenced("nncf"), contextlib.redirect_stdout(io.StringIO()):
+    with _lock, silence_loggers("nncf"), contextlib.redirect_stdout(io.StringIO()):
         if precision == WEIGHTS:
             found = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
         else:

@@ -7,14 +7,19 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import distinct_sizes
+from dynamo_backends.graph.symbolic_sizes import distinct_varying_sizes
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.interface.forks import check_process
+from dynamo_backends.interface.forks import check_not_forked
+from dynamo_backends.openvino.core_api import (
+    CompileSettings,
+    as_openvino_tensor,
+    find_passthrough_outputs,
+    make_infer_request,
+)
 from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
-from dynamo_backends.openvino.session import Settings, make_request, passed_through, wrap
 from dynamo_backends.openvino.vendor import CompiledModel
-from dynamo_backends.runtime.ranged import RangedLayout
+from dynamo_backends.runtime.ranged_calls import RangedLayout
 
 aten = torch.ops.aten
 
@@ -34,11 +39,13 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         self,
         graph: Graph,
         lowered: LoweredOpenVino,
-        settings: Settings,
+        settings: CompileSettings,
         compiled: CompiledModel | None = None,
     ):
         super().__init__(graph, lowered, settings, compiled)
-        further = zip(distinct_sizes(graph), lowered.inputs[len(graph.inputs) :], strict=True)
+        further = zip(
+            distinct_varying_sizes(graph), lowered.inputs[len(graph.inputs) :], strict=True
+        )
         arguments = [(size, place) for size, place in further if place is not None]
         self._scalars = [place for _, place in arguments]
         self._layout = RangedLayout(graph, [size for size, _ in arguments])
@@ -50,17 +57,17 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
         weights: dict[int, Tensor] | None = None,
     ) -> Bound:
         self._running.add(compiled)
-        moved, layout, pid = self.moved(constants), self._layout, self._pid
+        moved, layout, pid = self.renumber_inputs(constants), self._layout, self._pid
         inputs = [(x.at, moved[x.place], layout.checks[x.at]) for x in self._activations]
         scalars = [moved[place] for place in self._scalars]
         live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
-        copies = passed_through(compiled)
+        copies = find_passthrough_outputs(compiled)
         written = [place for place in range(len(layout.outputs)) if place not in copies]
         input_ports, output_ports = compiled.inputs, compiled.outputs
         requests: list[_Request] = []  # those that no thread is using
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            check_process(pid, "OpenVINO")
+            check_not_forked(pid, "OpenVINO")
             try:
                 request = requests.pop()
             except IndexError:
@@ -70,22 +77,24 @@ class RangedOpenVinoExecutable(OpenVinoExecutable):
             given = request.given.copy()
             for at, place, check in inputs:
                 given[place] = tensor = check(values[at])
-                native.set_input_tensor(place, wrap(tensor, input_ports[place]))
+                native.set_input_tensor(place, as_openvino_tensor(tensor, input_ports[place]))
             for number, write in zip(numbers, request.write, strict=False):
                 write(number)
-            results = layout.make(numbers)
+            results = layout.allocate_outputs(numbers)
             for place in written:
-                native.set_output_tensor(place, wrap(results[place], output_ports[place]))
+                native.set_output_tensor(
+                    place, as_openvino_tensor(results[place], output_ports[place])
+                )
             native.infer({}, share_outputs=True, decode_strings=False)
             for place, source in copies.items():
                 results[place] = given[source].clone().view(results[place].shape)
             requests.append(request)
-            return layout.export(results, numbers)
+            return layout.export_results(results, numbers)
 
         run.kept = weights  # type: ignore[attr-defined] # constants share their memory
         return run
 
-    def scalars(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
+    def size_inputs(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
         """Returns the model inputs that carry symbolic sizes, by index."""
         numbers = self._layout.numbers(activations)
         return {p: torch.tensor(n) for p, n in zip(self._scalars, numbers, strict=False)}
@@ -105,14 +114,14 @@ class _Request:
     """
 
     def __init__(self, compiled: CompiledModel, scalars: Sequence[int], live: dict[int, Tensor]):
-        self.native = make_request(compiled)
+        self.native = make_infer_request(compiled)
         # Calls may be made in other modes than the one that the memory is made in.
         with torch.inference_mode(False), disable_current_modes():
             memory = {p: torch.empty((), dtype=torch.int64, device="cpu") for p in scalars}
         self.given = {**live, **memory}
         self.write = [_writer(tensor) for tensor in memory.values()]
         for place, tensor in self.given.items():
-            self.native.set_input_tensor(place, wrap(tensor, compiled.inputs[place]))
+            self.native.set_input_tensor(place, as_openvino_tensor(tensor, compiled.inputs[place]))
 
 
 def _writer(tensor: Tensor) -> Callable[[int], None]:

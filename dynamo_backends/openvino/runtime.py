@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter, to_row_major
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.forks import check_process
-from dynamo_backends.openvino.lowering import LoweredOpenVino
-from dynamo_backends.openvino.session import (
-    Settings,
+from dynamo_backends.interface.forks import check_not_forked
+from dynamo_backends.openvino.core_api import (
+    CompileSettings,
+    as_openvino_tensor,
+    clone_with_constants,
     compile_model,
-    export,
-    make_request,
-    passed_through,
-    serialize,
-    with_weights,
-    wrap,
+    export_compiled,
+    find_passthrough_outputs,
+    make_infer_request,
+    serialize_model,
 )
+from dynamo_backends.openvino.lowering import LoweredOpenVino
 from dynamo_backends.openvino.vendor import CompiledModel, Model
-from dynamo_backends.runtime.staging import stage
+from dynamo_backends.runtime.staging import allocate_staging_tensors
 
 
 class OpenVinoExecutable(Executable):
@@ -47,7 +47,7 @@ class OpenVinoExecutable(Executable):
         self,
         graph: Graph,
         lowered: LoweredOpenVino,
-        settings: Settings,
+        settings: CompileSettings,
         compiled: CompiledModel | None = None,
     ):
         self._model: Model = lowered.model
@@ -75,23 +75,23 @@ class OpenVinoExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        check_process(self._pid, "OpenVINO")
+        check_not_forked(self._pid, "OpenVINO")
         if self._fixed is not None:
             return self._run(self._fixed, ()), ()
         prepared = self._dense(weights)
-        compiled = compile_model(with_weights(self._model, prepared), self._settings)
+        compiled = compile_model(clone_with_constants(self._model, prepared), self._settings)
         return self._run(compiled, tuple(prepared), prepared), [at for at, _ in self._weights]
 
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
-        check_process(self._pid, "OpenVINO")
+        check_not_forked(self._pid, "OpenVINO")
         given = self._dense(weights)
         copied = [a for a, place in self._weights
                   if given[place].data_ptr() != weights[a].data_ptr()]  # fmt: skip
         return self._run(self._live, (), given), copied
 
-    def rest(self) -> None:
-        """Frees the memory of intermediate results (see `Executable.rest`)."""
+    def release_memory(self) -> None:
+        """Frees the memory of intermediate results (see `Executable.release_memory`)."""
         for compiled in tuple(self._running):
             with contextlib.suppress(RuntimeError):  # a call is running, or the device cannot
                 compiled.release_memory()
@@ -103,10 +103,10 @@ class OpenVinoExecutable(Executable):
 
     def _dense(self, weights: Sequence[Tensor]) -> dict[int, Tensor]:
         """Returns the weights that the model has, row-major, by input index."""
-        dense = {place: in_row_major(weights[at]) for at, place in self._weights}
+        dense = {place: to_row_major(weights[at]) for at, place in self._weights}
         return {place: t.to(computed_dtype(t.dtype)) for place, t in dense.items()}
 
-    def moved(self, removed: Collection[int]) -> dict[int, int]:
+    def renumber_inputs(self, removed: Collection[int]) -> dict[int, int]:
         """Maps the inputs left after some became constants to their new indices."""
         left = [place for place in self._places if place is not None and place not in removed]
         return {place: i for i, place in enumerate(sorted(left))}
@@ -125,17 +125,17 @@ class OpenVinoExecutable(Executable):
             weights: By place. Those that are no constants are inputs of every request.
         """
         self._running.add(compiled)
-        moved = self.moved(constants)
+        moved = self.renumber_inputs(constants)
         inputs = [(moved[x.place], x) for x in self._activations]
         outputs = self._outputs
         live = {moved[p]: t for p, t in (weights or {}).items() if p not in constants}
-        copies = passed_through(compiled)
+        copies = find_passthrough_outputs(compiled)
         requests: list[_Request] = []  # those that no thread is using
         pid = self._pid
         all_plain = all(y.is_plain for y in outputs)
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            check_process(pid, "OpenVINO")
+            check_not_forked(pid, "OpenVINO")
             try:
                 request = requests.pop()
             except IndexError:
@@ -149,7 +149,9 @@ class OpenVinoExecutable(Executable):
         run.keeps_alive = weights  # type: ignore[attr-defined] # constants share their memory
         return run
 
-    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+    def bind_for_benchmark(
+        self, weights: Sequence[Tensor], activations: Sequence[Tensor]
+    ) -> Callable[[], Any]:
         """Binds weights and inputs; returns a function that only runs OpenVINO.
 
         Args:
@@ -159,19 +161,19 @@ class OpenVinoExecutable(Executable):
         prepared = self._dense(weights)
         compiled = self._fixed
         if compiled is None:
-            compiled = compile_model(with_weights(self._model, prepared), self._settings)
-        moved = self.moved(list(prepared))
-        request = make_request(compiled)
+            compiled = compile_model(clone_with_constants(self._model, prepared), self._settings)
+        moved = self.renumber_inputs(list(prepared))
+        request = make_infer_request(compiled)
         given = [x.row_major(activations[x.at]) for x in self._activations]
         for x, tensor in zip(self._activations, given, strict=True):
             place = moved[x.place]
-            request.set_input_tensor(place, wrap(tensor, compiled.inputs[place]))
-        scalars = self.scalars(activations)
+            request.set_input_tensor(place, as_openvino_tensor(tensor, compiled.inputs[place]))
+        scalars = self.size_inputs(activations)
         for place, tensor in scalars.items():
-            request.set_input_tensor(moved[place], wrap(tensor))
+            request.set_input_tensor(moved[place], as_openvino_tensor(tensor))
         results = [y.make() for y in self._outputs]
         for place, tensor in enumerate(results):
-            request.set_output_tensor(place, wrap(tensor, compiled.outputs[place]))
+            request.set_output_tensor(place, as_openvino_tensor(tensor, compiled.outputs[place]))
         kept = (prepared, given, results, scalars)
 
         def execute() -> list[Tensor]:
@@ -180,7 +182,7 @@ class OpenVinoExecutable(Executable):
 
         return execute
 
-    def scalars(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
+    def size_inputs(self, activations: Sequence[Tensor]) -> dict[int, Tensor]:
         """Returns the model inputs that carry symbolic sizes, by index; none here.
 
         Args:
@@ -193,8 +195,8 @@ class OpenVinoExecutable(Executable):
         wiring = {"places": self._places, "ranged": self.serves_range}
         parts = {"inputs": json.dumps(wiring).encode()}
         if self._fixed is not None:
-            return {**parts, "compiled": export(self._fixed)}
-        text, constants = serialize(self._model)
+            return {**parts, "compiled": export_compiled(self._fixed)}
+        text, constants = serialize_model(self._model)
         return {**parts, "model": text, "constants": constants}
 
 
@@ -206,7 +208,8 @@ class _Request:
         inputs: Activations, by their places.
         outputs: Outputs of the model.
         live: Weights that are inputs, by their places.
-        copies: Places of outputs that are inputs, and of the latter (see `passed_through`).
+        copies: Places of outputs that are inputs, and of the latter (see
+            `find_passthrough_outputs`).
 
     Attributes:
         small_inputs: Those that are copied, and where to.
@@ -225,36 +228,40 @@ class _Request:
         live: Mapping[int, Tensor],
         copies: Mapping[int, int],
     ):
-        self.native = native = make_request(compiled)
+        self.native = native = make_infer_request(compiled)
         self._inputs, self._outputs = compiled.inputs, compiled.outputs
-        small, self.large_inputs = stage(inputs, lambda x: (x[1].check.dense_shape, x[1].dtype))
+        small, self.large_inputs = allocate_staging_tensors(
+            inputs, lambda x: (x[1].check.dense_shape, x[1].dtype)
+        )
         self.small_inputs = [(x, memory) for (_, x), memory in small]
         self.given = {**live, **{place: memory for (place, _), memory in small}}
         self._copies = [(place, at, outputs[place].shape) for place, at in copies.items()]
         written = [(place, y) for place, y in enumerate(outputs) if place not in copies]
-        made, self.large_outputs = stage(written, lambda y: (y[1].shape, y[1].dtype))
+        made, self.large_outputs = allocate_staging_tensors(
+            written, lambda y: (y[1].shape, y[1].dtype)
+        )
         self.small_outputs = [place for (place, _), _ in made]
         self.results: list[Any] = [None] * len(outputs)
         for (place, _), memory in made:
             self.results[place] = memory
-            native.set_output_tensor(place, wrap(memory, self._outputs[place]))
+            native.set_output_tensor(place, as_openvino_tensor(memory, self._outputs[place]))
         for place, tensor in self.given.items():
-            native.set_input_tensor(place, wrap(tensor, self._inputs[place]))
+            native.set_input_tensor(place, as_openvino_tensor(tensor, self._inputs[place]))
 
     def infer(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The model's results, from activations."""
         native = self.native
         for x, memory in self.small_inputs:
-            memory.copy_(x.check.view(values[x.at]))
+            memory.copy_(x.check.to_program_order(values[x.at]))
         # These keep the memory alive while the request uses it.
         given = self.given.copy()
         for place, x in self.large_inputs:
             given[place] = tensor = x.row_major(values[x.at])
-            native.set_input_tensor(place, wrap(tensor, self._inputs[place]))
+            native.set_input_tensor(place, as_openvino_tensor(tensor, self._inputs[place]))
         results = self.results.copy()
         for place, y in self.large_outputs:
             results[place] = tensor = y.make()
-            native.set_output_tensor(place, wrap(tensor, self._outputs[place]))
+            native.set_output_tensor(place, as_openvino_tensor(tensor, self._outputs[place]))
         native.infer({}, share_outputs=True, decode_strings=False)
         for place in self.small_outputs:
             results[place] = results[place].clone()
@@ -275,7 +282,7 @@ class _Input:
     def __init__(self, at: int, place: int, value: Tensor):
         self.at = at
         self.place = place
-        self.check = Importer(value)
+        self.check = InputConverter(value)
         self.dtype = computed_dtype(value.dtype)
 
     def row_major(self, tensor: Tensor) -> Tensor:
@@ -288,7 +295,7 @@ class _Output:
     """Allocates a model output, and converts it to the layout and dtype of torch."""
 
     def __init__(self, value: Tensor):
-        self._export = Exporter(value)
+        self._export = OutputConverter(value)
         self._dtype = value.dtype
         self.shape = self._export.storage.dense_shape(value.shape)
         self.dtype = computed_dtype(value.dtype)

@@ -14,7 +14,7 @@ _TELEMETRY = "openvino_telemetry"
 
 
 @contextlib.contextmanager
-def without_telemetry() -> Iterator[None]:
+def disabling_telemetry() -> Iterator[None]:
     """Makes `openvino_telemetry` unimportable inside the block."""
     modules: dict[str, ModuleType | None] = sys.modules  # type: ignore[assignment]
     imported = modules.pop(_TELEMETRY, None)
@@ -27,7 +27,7 @@ def without_telemetry() -> Iterator[None]:
             modules[_TELEMETRY] = imported
 
 
-with without_telemetry():
+with disabling_telemetry():
     import openvino
     from openvino import CompiledModel, Core, Model, PartialShape, Type, op
     from openvino import _pyopenvino as native
@@ -46,9 +46,9 @@ __all__ = [
     "PartialShape",
     "TorchFXPythonDecoder",
     "Type",
+    "disabling_telemetry",
     "native",
     "op",
     "openvino",
     "ops",
-    "without_telemetry",
 ]

@@ -15,14 +15,14 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.call_tracing import CallTraces
-from dynamo_backends.graph.calls import tensors
-from dynamo_backends.graph.constants import known_value
-from dynamo_backends.graph.decompose import expand
-from dynamo_backends.graph.sizes import SIZES, is_ranged, sizes_of
-from dynamo_backends.graph.value_ranges import ValueRanges
+from dynamo_backends.graph.call_arguments import collect_tensors
+from dynamo_backends.graph.call_decomposition import insert_traced_calls
+from dynamo_backends.graph.call_tracing import CallTraceCache
+from dynamo_backends.graph.constant_evaluation import evaluate_constant
+from dynamo_backends.graph.symbolic_sizes import SIZES, has_size_expressions, sizes_of
+from dynamo_backends.graph.value_ranges import IntegerRangeAnalysis
 from dynamo_backends.interface.errors import LoweringError
-from dynamo_backends.openvino.pairs import RULES, Pair
+from dynamo_backends.openvino.int64_pairs import RULES, Int64Pair
 
 aten = torch.ops.aten
 
@@ -47,15 +47,15 @@ _ACCUMULATING = (
 """Operators whose results are 64-bit integers for narrower operands."""
 
 
-def is_wide(node: fx.Node) -> bool:
+def needs_int64_pairs(node: fx.Node) -> bool:
     """Returns whether a call's 64-bit integers may exceed 32 bits, and a pair rule exists."""
     if node.op != "call_function" or node.target not in RULES:
         return False
     read = _operands(node)
-    if any(map(is_long, read)):
-        return not are_narrow(node)
-    is_sum = node.target in _ACCUMULATING and is_long(node)
-    return is_sum and not any(_is_float(x) for x in read) and not are_narrow(node)
+    if any(map(has_int64, read)):
+        return not fits_in_int32(node)
+    is_sum = node.target in _ACCUMULATING and has_int64(node)
+    return is_sum and not any(_is_float(x) for x in read) and not fits_in_int32(node)
 
 
 def _is_float(node: fx.Node) -> bool:
@@ -69,14 +69,15 @@ def _operands(node: fx.Node) -> list[fx.Node]:
     return [x for x in pytree.tree_leaves((values, node.kwargs)) if isinstance(x, fx.Node)]
 
 
-def split_integers(
+def split_int64_calls(
     module: fx.GraphModule, wide: Collection[fx.Node]
 ) -> tuple[frozenset[str], list[bool], list[fx.Node]]:
     """Rewrites calls on wide 64-bit integers to calls on int32 pairs, in place.
 
     Args:
         module: Its inputs and outputs are row-major (see `legalize.store`).
-        wide: The calls (see `is_wide`), those included that bring inputs and outputs into order.
+        wide: The calls (see `needs_int64_pairs`), those included that bring inputs and outputs into
+            order.
 
     Returns:
         The names of the inputs that are pairs now, for each output whether it is, and new calls.
@@ -101,9 +102,9 @@ def _rule(target: Any) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = RULES[target](*args, **kwargs)
-        if isinstance(result, Tensor | Pair):
+        if isinstance(result, Tensor | Int64Pair):
             return result if isinstance(result, Tensor) else tuple(result)
-        return tuple(tuple(x) if isinstance(x, Pair) else x for x in result)
+        return tuple(tuple(x) if isinstance(x, Int64Pair) else x for x in result)
 
     return call
 
@@ -112,20 +113,20 @@ class _Splitter:
     def __init__(self, graph: fx.Graph, wide: Collection[fx.Node]):
         self.graph = graph
         self.inputs: set[str] = set()
-        self._traces = CallTraces()
+        self._traces = CallTraceCache()
         self._pairs: dict[fx.Node, Any] = {}
         self._widened: dict[fx.Node, Any] = {}
-        self._narrow = {node for node in graph.nodes if node not in wide and are_narrow(node)}
+        self._narrow = {node for node in graph.nodes if node not in wide and fits_in_int32(node)}
         read = {x for node in wide for x in _operands(node)}
         for place in graph.find_nodes(op="placeholder"):
-            if place in read and is_long(place):
+            if place in read and has_int64(place):
                 self._split_input(place)
 
     def _split_input(self, place: fx.Node) -> None:
         first = next(n for n in self.graph.nodes if n.op != "placeholder")
         value, users = place.meta["val"], list(place.users)
         with self.graph.inserting_before(first):
-            halves: Any = Pair(*(self._call(aten.select.int, place, -1, i) for i in (0, 1)))
+            halves: Any = Int64Pair(*(self._call(aten.select.int, place, -1, i) for i in (0, 1)))
             for half in halves:
                 half.meta = {**place.meta, "val": value.new_empty(value.shape, dtype=torch.int32)}
             narrow = self._narrowed(halves, place)
@@ -150,7 +151,9 @@ class _Splitter:
         """Replaces a call by what its rule makes of it."""
         target: Any = node.target
         positions = _POSITIONS.get(target, ())
-        if is_ranged(self.graph) and any(None in sizes_of(n) for n in (node, *_operands(node))):
+        if has_size_expressions(self.graph) and any(
+            None in sizes_of(n) for n in (node, *_operands(node))
+        ):
             raise LoweringError(
                 node.name, str(target), "64-bit integers of unknown size are not supported"
             )
@@ -160,7 +163,7 @@ class _Splitter:
             ]
             call = self._call(target, *args, **fx.map_arg(node.kwargs, self._widen))
             call.meta = dict(node.meta)
-        results = expand(call, _rule(target), traces=self._traces)
+        results = insert_traced_calls(call, _rule(target), traces=self._traces)
         self.graph.erase_node(call)
         with self.graph.inserting_before(node):
             if isinstance(node.meta["val"], Tensor):
@@ -172,7 +175,7 @@ class _Splitter:
 
     def _widen(self, node: fx.Node) -> Any:
         """Returns the pair for an int64 node; sign-extends it if it has none."""
-        if node in self._pairs or not is_long(node):
+        if node in self._pairs or not has_int64(node):
             return self._pairs.get(node, node)
         if node not in self._widened:
             low = self._call(aten._to_copy.default, node, dtype=torch.int32)
@@ -180,12 +183,12 @@ class _Splitter:
             for half in (low, high):
                 value = node.meta["val"]
                 half.meta = {**node.meta, "val": value.new_empty(value.shape, dtype=torch.int32)}
-            self._widened[node] = Pair(low, high)
+            self._widened[node] = Int64Pair(low, high)
         return self._widened[node]
 
     def _put(self, node: fx.Node, result: Any) -> None:
         if not isinstance(result, fx.Node):
-            pair = Pair(*result)
+            pair = Int64Pair(*result)
             result = self._narrowed(pair, node)
             self._pairs[result] = pair
         node.replace_all_uses_with(result)
@@ -225,7 +228,7 @@ class _Splitter:
 
 
 @dataclass(frozen=True)
-class Integers:
+class KnownIntegers:
     """Known values or ranges of a call's 64-bit inputs, all within 32 bits.
 
     Attributes:
@@ -237,32 +240,32 @@ class Integers:
     ranges: tuple[tuple[int, int] | None, ...] = ()
 
 
-UNKNOWN = Integers()
+UNKNOWN = KnownIntegers()
 
 
-def is_long(node: fx.Node) -> bool:
+def has_int64(node: fx.Node) -> bool:
     """Returns whether a node's value, or one of its results, is an int64 tensor."""
-    return any(value.dtype == torch.int64 for value in tensors(node.meta.get("val")))
+    return any(value.dtype == torch.int64 for value in collect_tensors(node.meta.get("val")))
 
 
-def known_inputs(node: fx.Node) -> Integers:
+def find_known_inputs(node: fx.Node) -> KnownIntegers:
     """Returns the known values or ranges of a call's inputs; `UNKNOWN` if some are not."""
-    if not any(map(is_long, node.all_input_nodes)):
+    if not any(map(has_int64, node.all_input_nodes)):
         return UNKNOWN
-    values = [known_value(n) for n in (*node.all_input_nodes, node)]
+    values = [evaluate_constant(n) for n in (*node.all_input_nodes, node)]
     if all(map(_is_small, values)):
-        return Integers(values=tuple(v for v in values[:-1] if v is not None))
-    ranges = ValueRanges()
+        return KnownIntegers(values=tuple(v for v in values[:-1] if v is not None))
+    ranges = IntegerRangeAnalysis()
     if not _are_within(ranges, node):
         return UNKNOWN
-    return Integers(
-        ranges=tuple(ranges.of(n) if is_long(n) else None for n in node.all_input_nodes)
+    return KnownIntegers(
+        ranges=tuple(ranges.range_of(n) if has_int64(n) else None for n in node.all_input_nodes)
     )
 
 
-def are_narrow(node: fx.Node) -> bool:
+def fits_in_int32(node: fx.Node) -> bool:
     """Returns whether all 64-bit integers that a call reads and returns fit 32 bits."""
-    return known_inputs(node) != UNKNOWN or _are_within(ValueRanges(), node)
+    return find_known_inputs(node) != UNKNOWN or _are_within(IntegerRangeAnalysis(), node)
 
 
 _READ_SHAPES_ALONE = frozenset(
@@ -275,10 +278,10 @@ _READ_SHAPES_ALONE = frozenset(
 """Operators for which the values of the tensor that they read do not matter."""
 
 
-def _are_within(ranges: ValueRanges, node: fx.Node) -> bool:
+def _are_within(ranges: IntegerRangeAnalysis, node: fx.Node) -> bool:
     read = () if node.target in _READ_SHAPES_ALONE else node.all_input_nodes
-    longs = [n for n in (*read, node) if is_long(n)]
-    return all(_is_within(ranges.of(n)) for n in longs)
+    longs = [n for n in (*read, node) if has_int64(n)]
+    return all(_is_within(ranges.range_of(n)) for n in longs)
 
 
 def _is_within(found: Any) -> bool:

@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph, device_index
-from dynamo_backends.graph.precision import allowed_tf32
+from dynamo_backends.graph.graph import Graph, find_device_index
+from dynamo_backends.graph.precision import read_tf32_settings
 from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
-from dynamo_backends.interface.errors import DeviceError, OptionError, done_without
+from dynamo_backends.interface.errors import DeviceError, OptionError, suppress_and_log
 from dynamo_backends.interface.options import Limits
 from dynamo_backends.interface.plan import Plan, Support
 from dynamo_backends.onnx import PACKAGES
@@ -84,7 +84,7 @@ class OnnxRuntime(Backend):
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if no := self.lacks():
+        if no := self.check_packages():
             return no
         usable = tuple(d for d in self.devices if _has_device(d))
         if not usable:
@@ -92,8 +92,8 @@ class OnnxRuntime(Backend):
         versions = [v for n, v in self.versions().items() if n.startswith("onnxruntime")]
         return Availability(True, " ".join(("ONNX Runtime", *versions)), devices=usable)
 
-    def prepare(self, graph: Graph, options: OrtOptions) -> None:
-        """See `Backend.prepare`."""
+    def check_graph(self, graph: Graph, options: OrtOptions) -> None:
+        """See `Backend.check_graph`."""
         for node in graph.placeholders:
             kind = node.meta["val"].device.type if hasattr(node.meta["val"], "device") else "cpu"
             if kind not in self.devices and not (kind == "cpu" and node.meta["val"].ndim == 0):
@@ -105,7 +105,7 @@ class OnnxRuntime(Backend):
             if kind == "cuda" and not _has_device("cuda"):
                 reason, remedy = _why_no_cuda()
                 raise DeviceError(f"the tensors are on a CUDA device, but {reason}; run: {remedy}")
-        if device_index(graph.placeholders, "cuda") is not None:
+        if find_device_index(graph.placeholders, "cuda") is not None:
             _check_tensorrt(options, self.name)
         elif options.cudagraphs or options.provider != "cuda":
             asked = "cudagraphs=True" if options.cudagraphs else f"provider={options.provider!r}"
@@ -115,14 +115,14 @@ class OnnxRuntime(Backend):
                 "option."
             )
 
-    def keeps(self, options: OrtOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`: whatever has a lowering that is used."""
+    def preserved_operators(self, options: OrtOptions) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`: whatever has a lowering that is used."""
         from dynamo_backends.onnx.exporter_lowerings import lowered_overloads
 
         return lowered_overloads()
 
-    def decomposes(self, options: OrtOptions) -> Collection[OpOverload]:
-        """See `Backend.decomposes`."""
+    def decomposed_operators(self, options: OrtOptions) -> Collection[OpOverload]:
+        """See `Backend.decomposed_operators`."""
         from dynamo_backends.onnx.exporter_lowerings import unlowered_overloads
 
         return unlowered_overloads()
@@ -130,15 +130,15 @@ class OnnxRuntime(Backend):
     def supports(self, node: fx.Node, options: OrtOptions) -> Support:
         """See `Backend.supports`."""
         from dynamo_backends.ort.compiler import compile_graph
-        from dynamo_backends.ort.trial import verdict
+        from dynamo_backends.ort.trial import find_verdict
 
         settings = _of_trials(node, options)
         make = lambda graph: compile_graph(graph, settings)  # noqa: E731
-        return verdict(node, make, settings, options.cache).support
+        return find_verdict(node, make, settings, options.cache).as_support
 
     def plan(self, graph: Graph, options: OrtOptions) -> Plan:
         """See `Backend.plan`. Calls on the CPU are tried together."""
-        with done_without(None, "trying calls together"):
+        with suppress_and_log(None, "trying calls together"):
             self._try_together(graph, options)
         return super().plan(graph, options)
 
@@ -203,7 +203,7 @@ def _settings_of(graph: Graph, options: OrtOptions) -> Any:
 def _settings(nodes: Iterable[fx.Node], options: OrtOptions) -> Any:
     from dynamo_backends.ort.session import SessionSettings
 
-    index = device_index(nodes, "cuda")
+    index = find_device_index(nodes, "cuda")
     device = ("cpu", 0) if index is None else ("cuda", index)
     return SessionSettings(
         providers=_providers(device, options),
@@ -222,12 +222,12 @@ def _providers(device: tuple[str, int], options: OrtOptions) -> tuple[cuda.Provi
         return ((cuda.CPU, tuple(sorted(given.items()))),)
     index, graphs = device[1], options.cudagraphs
     tensorrt = options.provider == "tensorrt"
-    search = cuda.search_algorithms()
-    own = cuda.cuda_entries(index, allowed_tf32(), search, graphs and not tensorrt)
+    search = cuda.is_cudnn_benchmark_on()
+    own = cuda.cuda_provider_options(index, read_tf32_settings(), search, graphs and not tensorrt)
     found = [(cuda.CUDA, own), (cuda.CPU, {})]
     if tensorrt:
         folder = vendor_folder("onnxrt-tensorrt") if options.cache else None
-        found.insert(0, (cuda.TENSORRT, cuda.tensorrt_entries(index, folder, graphs)))
+        found.insert(0, (cuda.TENSORRT, cuda.tensorrt_provider_options(index, folder, graphs)))
     found[0] = (found[0][0], {**found[0][1], **given})
     return tuple((name, tuple(sorted(entries.items()))) for name, entries in found)
 
@@ -257,7 +257,7 @@ def _check_tensorrt(options: OrtOptions, backend: str) -> None:
             f"{backend} was called with provider='tensorrt', but the installed onnxruntime does "
             f"not have this provider; run: {_INSTALL_CUDA} tensorrt"
         )
-    if not allowed_tf32().products:
+    if not read_tf32_settings().products:
         raise OptionError(
             f"{backend} was called with provider='tensorrt', which computes float32 products in "
             "TF32, but torch does not allow TF32. Call torch.set_float32_matmul_precision('high'), "

@@ -8,20 +8,20 @@ import onnx_ir as ir
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.errors import CompileError, reraise_as_compile_error
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.interface.forks import check_process
-from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.interface.forks import check_not_forked
+from dynamo_backends.onnx.lowering import lower_to_onnx
 from dynamo_backends.ort.runtime import (
     ModelNames,
     OrtExecutable,
     bind_tensor,
     launcher,
     new_binding,
-    where_to_put,
+    output_device,
 )
 from dynamo_backends.ort.session import SessionSettings, ort_device, plain_message, run_options
-from dynamo_backends.runtime.ranged import RangedLayout, for_range
+from dynamo_backends.runtime.ranged_calls import RangedLayout, make_for_range
 
 
 def compile_graph(graph: Graph, settings: SessionSettings) -> OrtExecutable:
@@ -35,16 +35,16 @@ def compile_graph(graph: Graph, settings: SessionSettings) -> OrtExecutable:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: ONNX Runtime refuses the model.
     """
-    return for_range(
+    return make_for_range(
         graph, lambda ranged: _compile(graph, settings, ranged and not settings.graphs)
     )
 
 
 def _compile(graph: Graph, settings: SessionSettings, ranged: bool) -> OrtExecutable:
-    lowered = lower(graph, ranged)
+    lowered = lower_to_onnx(graph, ranged)
     model = ir.to_proto(lowered.model).SerializeToString()
     names = ModelNames(lowered.inputs, lowered.outputs)
-    with as_compile_error("ONNX Runtime cannot load the model", plain_message):
+    with reraise_as_compile_error("ONNX Runtime cannot load the model", plain_message):
         return _kind(ranged)(graph, model, names, settings)
 
 
@@ -83,14 +83,14 @@ class RangedOrtExecutable(OrtExecutable):
         self._layout = RangedLayout(graph)
 
     def _run(self, session: Any, live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
-        device, where = ort_device(self.settings.device), where_to_put(self.settings)
+        device, where = ort_device(self.settings.device), output_device(self.settings)
         launch = launcher(session, run_options(self.settings), self.settings)
         bindings: list[Any] = []  # those that no thread is using
         layout, pid, names = self._layout, self._pid, self.wiring.outputs
         inputs = [(x.name, x.place, layout.checks[x.place]) for x in self._inputs]
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            check_process(pid, "ONNX Runtime")
+            check_not_forked(pid, "ONNX Runtime")
             try:
                 native = bindings.pop()
             except IndexError:
@@ -100,11 +100,11 @@ class RangedOrtExecutable(OrtExecutable):
             for name, tensor in given:
                 bind_tensor(native.bind_input, name, device, tensor)
             numbers = layout.numbers(values)
-            results = layout.make(numbers, where)
+            results = layout.allocate_outputs(numbers, where)
             for name, tensor in zip(names, results, strict=True):
                 bind_tensor(native.bind_output, name, device, tensor)
             launch(native)
             bindings.append(native)
-            return layout.export(results, numbers)
+            return layout.export_results(results, numbers)
 
         return run

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.graph.precision import Tf32
+from dynamo_backends.graph.precision import Tf32Settings
 
 CUDA = "CUDAExecutionProvider"
 TENSORRT = "TensorrtExecutionProvider"
@@ -28,7 +28,9 @@ NO_HOST = ("session.disable_cpu_ep_fallback", "1")
 """Of a session: a model that would be computed in part on the host is refused."""
 
 
-def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str, str]:
+def cuda_provider_options(
+    index: int, tf32: Tf32Settings, search: bool, graphs: bool
+) -> dict[str, str]:
     """Returns the options of ONNX Runtime's CUDA provider, as names and values.
 
     Args:
@@ -39,7 +41,7 @@ def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str
     """
     entries = {
         **_device(index),
-        "use_tf32": str(int(tf32.everywhere)),
+        "use_tf32": str(int(tf32.allowed_everywhere)),
         "cudnn_conv_algo_search": "EXHAUSTIVE" if search else "HEURISTIC",
         # What torch could use as well is not taken in powers of two.
         "arena_extend_strategy": "kSameAsRequested",
@@ -47,7 +49,7 @@ def cuda_entries(index: int, tf32: Tf32, search: bool, graphs: bool) -> dict[str
     return {**entries, "enable_cuda_graph": "1"} if graphs else entries
 
 
-def tensorrt_entries(index: int, folder: Path | None, graphs: bool) -> dict[str, str]:
+def tensorrt_provider_options(index: int, folder: Path | None, graphs: bool) -> dict[str, str]:
     """Returns the options of ONNX Runtime's TensorRT provider, as names and values.
 
     Args:
@@ -74,7 +76,9 @@ def _device(index: int) -> dict[str, str]:
     return {"device_id": str(index)} if index else {}
 
 
-def with_stream(provider: str, entries: dict[str, str], device: tuple[str, int]) -> dict[str, str]:
+def add_stream_option(
+    provider: str, entries: dict[str, str], device: tuple[str, int]
+) -> dict[str, str]:
     """Adds the session's CUDA stream to a GPU provider's options; not to be stored."""
     if provider not in (CUDA, TENSORRT):
         return entries
@@ -105,6 +109,6 @@ def ordered_with_torch(index: int) -> Iterator[None]:
         current.wait_stream(session)
 
 
-def search_algorithms() -> bool:
+def is_cudnn_benchmark_on() -> bool:
     """Returns whether torch benchmarks convolution algorithms (`cudnn.benchmark`)."""
     return bool(torch.backends.cudnn.benchmark)

@@ -19,9 +19,9 @@ from torch import Tensor
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.int8.executable import Activations, QuantizedExecutable, left_in_float
 from dynamo_backends.int8.options import DYNAMIC, saturates
-from dynamo_backends.interface.errors import CompileError, as_compile_error
+from dynamo_backends.interface.errors import CompileError, reraise_as_compile_error
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.onnx.lowering import lower_to_onnx
 from dynamo_backends.ort.runtime import ModelNames, OrtExecutable
 from dynamo_backends.ort.session import SessionSettings, plain_message
 
@@ -47,18 +47,18 @@ class OrtInt8Executable(QuantizedExecutable):
     def __init__(self, graph: Graph, settings: SessionSettings, precision: str):
         super().__init__(graph)
         self._precision = precision
-        lowered = lower(graph)
+        lowered = lower_to_onnx(graph)
         names = ModelNames(lowered.inputs, lowered.outputs)
         model = ir.to_proto(lowered.model).SerializeToString()
-        with as_compile_error("ONNX Runtime cannot load the model", plain_message):
+        with reraise_as_compile_error("ONNX Runtime cannot load the model", plain_message):
             self._float = _Float(graph, model, names, settings)
 
     def prepare(self, weights: Sequence[Tensor], seen: Activations, in_float: float) -> Bound:
         """See `QuantizedExecutable.prepare`."""
         model = self._float.with_weights(weights)
         batches = [self._float.named(activations) for activations in seen]
-        with as_compile_error("ONNX Runtime's quantizer failed", plain_message):
-            return self._float.run_model(quantized(model, batches, self._precision, in_float))
+        with reraise_as_compile_error("ONNX Runtime's quantizer failed", plain_message):
+            return self._float.run_model(quantize_model(model, batches, self._precision, in_float))
 
 
 class _Float(OrtExecutable):
@@ -84,11 +84,12 @@ class _Float(OrtExecutable):
     def named(self, activations: Sequence[Tensor]) -> dict[str, Any]:
         """Activations by the names of the model's inputs, in the order of memory."""
         return {
-            x.name: x.check.view(activations[x.place]).contiguous().numpy() for x in self._inputs
+            x.name: x.check.to_program_order(activations[x.place]).contiguous().numpy()
+            for x in self._inputs
         }
 
 
-def quantized(
+def quantize_model(
     model: onnx.ModelProto,
     batches: Sequence[Mapping[str, Any]],
     precision: str,

@@ -17,9 +17,9 @@ from torch import Tensor
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.cudagraphs.slots import OutputCopies, StaticInputs
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter, to_row_major
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.forks import check_process
+from dynamo_backends.interface.forks import check_not_forked
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort import cuda
 from dynamo_backends.ort.session import (
@@ -27,9 +27,9 @@ from dynamo_backends.ort.session import (
     make_session,
     ort_device,
     run_options,
-    with_weights_as_inputs,
+    turn_weights_into_inputs,
 )
-from dynamo_backends.runtime.staging import stage
+from dynamo_backends.runtime.staging import allocate_staging_tensors
 
 _scratch = ctypes.create_string_buffer(64)
 _nowhere = ctypes.addressof(_scratch)  # of empty tensors: ONNX Runtime takes no null pointers
@@ -82,7 +82,7 @@ class OrtExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        check_process(self._pid, "ONNX Runtime")
+        check_not_forked(self._pid, "ONNX Runtime")
         if self._fixed is not None:
             return self._run(self._fixed), ()
         self.last_weights = [weakref.ref(w) for w in weights]
@@ -91,7 +91,7 @@ class OrtExecutable(Executable):
 
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
-        check_process(self._pid, "ONNX Runtime")
+        check_not_forked(self._pid, "ONNX Runtime")
         self.last_weights = [weakref.ref(w) for w in weights]
         given = self.model_weights(weights)
         names = [str(self.wiring.inputs[i]) for i in self.graph.weights]
@@ -102,7 +102,7 @@ class OrtExecutable(Executable):
     @functools.cached_property
     def _live(self) -> Any:
         """The session that takes weights as inputs and prepares nothing, made once."""
-        return self._fixed or self._session(with_weights_as_inputs(self.model), {})
+        return self._fixed or self._session(turn_weights_into_inputs(self.model), {})
 
     def _session(self, model: bytes, weights: Mapping[str, Tensor]) -> Any:
         return make_session(model, weights, self.settings, self.serves_range)
@@ -114,20 +114,20 @@ class OrtExecutable(Executable):
             weights: As for `bind`.
         """
         by_place = dict(zip(self.graph.weights, weights, strict=True))
-        return {str(self.wiring.inputs[i]): in_row_major(by_place[i]) for i in self.weight_places}
+        return {str(self.wiring.inputs[i]): to_row_major(by_place[i]) for i in self.weight_places}
 
     def _run(self, session: Any, live: Sequence[tuple[str, Tensor]] = ()) -> Bound:
         device = ort_device(self.settings.device)
         outputs = self._outputs
         bindings: list[_Binding] = []  # those that no thread is using
         options = run_options(self.settings)
-        where = where_to_put(self.settings)
+        where = output_device(self.settings)
         pid = self._pid
         launch = launcher(session, options, self.settings)
         all_plain = all(y.export.is_plain for y in outputs)
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            check_process(pid, "ONNX Runtime")
+            check_not_forked(pid, "ONNX Runtime")
             try:
                 binding = bindings.pop()
             except IndexError:
@@ -136,7 +136,7 @@ class OrtExecutable(Executable):
                 )
             native = binding.native
             for x, memory in binding.small_inputs:
-                memory.copy_(x.check.view(values[x.place]))
+                memory.copy_(x.check.to_program_order(values[x.place]))
             # The list keeps copies of unusual inputs alive while the session runs.
             given = [(x, x.check(values[x.place])) for x in binding.large_inputs]
             for x, tensor in given:
@@ -174,7 +174,7 @@ class OrtExecutable(Executable):
             return slots, OutputCopies(made)
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            check_process(self._pid, "ONNX Runtime")
+            check_not_forked(self._pid, "ONNX Runtime")
             given = [x.check(values[x.place]) for x in inputs]
             with lock:
                 if not static:
@@ -187,7 +187,9 @@ class OrtExecutable(Executable):
 
         return run
 
-    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+    def bind_for_benchmark(
+        self, weights: Sequence[Tensor], activations: Sequence[Tensor]
+    ) -> Callable[[], Any]:
         """Binds all inputs and outputs once; returns ONNX Runtime's bare run, for benchmarks.
 
         Args:
@@ -200,7 +202,7 @@ class OrtExecutable(Executable):
         given = [x.check(activations[x.place]) for x in self._inputs]
         for x, tensor in zip(self._inputs, given, strict=True):
             binding.bind_input(x.name, device, x.dtype, x.shape, x.address(tensor))
-        where = where_to_put(self.settings)
+        where = output_device(self.settings)
         results = [y.make(where) for y in self._outputs]
         for y, tensor in zip(self._outputs, results, strict=True):
             binding.bind_output(y.name, device, y.dtype, y.shape, y.address(tensor))
@@ -235,7 +237,7 @@ def new_binding(session: Any, device: Any, live: Sequence[tuple[str, Tensor]]) -
     return native
 
 
-def where_to_put(settings: SessionSettings) -> torch.device | None:
+def output_device(settings: SessionSettings) -> torch.device | None:
     """Returns the torch device of outputs; None for the CPU."""
     return torch.device(*settings.device) if settings.device[0] != "cpu" else None
 
@@ -287,8 +289,10 @@ class _Binding:
         made: list[tuple[tuple[int, _Output], Tensor]] = []
         self.large_outputs = list(enumerate(outputs))
         if staged:
-            self.small_inputs, self.large_inputs = stage(inputs, lambda x: (x.shape, x.check.dtype))
-            made, self.large_outputs = stage(
+            self.small_inputs, self.large_inputs = allocate_staging_tensors(
+                inputs, lambda x: (x.shape, x.check.dtype)
+            )
+            made, self.large_outputs = allocate_staging_tensors(
                 enumerate(outputs), lambda y: (y[1].shape, y[1].torch_dtype)
             )
         self.small_outputs = [at for (at, _), _ in made]
@@ -307,7 +311,7 @@ class _Input:
         self.name = name
         self.place = place
         self.dtype = int(DTYPES[value.dtype])
-        self.check = Importer(value)
+        self.check = InputConverter(value)
         self.shape = self.check.dense_shape
         self.address = _address if value.numel() else _no_address
 
@@ -318,7 +322,7 @@ class _Output:
     def __init__(self, name: str, value: Tensor):
         self.name = name
         self.dtype = int(DTYPES[value.dtype])
-        self.export = Exporter(value)
+        self.export = OutputConverter(value)
         self.shape = self.export.storage.dense_shape(value.shape)
         self.address = _address if value.numel() else _no_address
         self.torch_dtype = value.dtype

@@ -9,11 +9,11 @@ import onnx_ir as ir
 from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor
 
-from dynamo_backends.graph.layouts import input_storage, storage_of
+from dynamo_backends.graph.layouts import infer_input_layout, infer_layout
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.ort.runtime import OrtExecutable
-from dynamo_backends.runtime.load_or_compile import whole_executable
+from dynamo_backends.runtime.load_or_compile import require_single_executable
 
 _ONE_FILE = 1 << 30
 """Bytes of weights up to which the model is one file; protobuf ends at 2 GiB."""
@@ -43,7 +43,7 @@ def save(
         CompileError: The graph is not one that can be saved; the message says why.
         ValueError: The number of names is wrong.
     """
-    executable = whole_executable(report, OrtExecutable, "ONNX Runtime")
+    executable = require_single_executable(report, OrtExecutable, "ONNX Runtime")
     model = ir.from_proto(onnx.load_model_from_string(executable.model))
     size = _fill_weights(model, executable)
     graph = executable.graph
@@ -88,7 +88,7 @@ def _names(given: Sequence[str] | None, count: int, kind: str) -> Sequence[str]:
 
 def _present_input(model: ir.Model, stored: ir.Value, fake: Tensor, name: str) -> None:
     """Gives an input its own name and the tensor's own order of dimensions."""
-    storage = input_storage(fake)
+    storage = infer_input_layout(fake)
     if storage.is_row_major:
         stored.name = name
         return
@@ -103,10 +103,10 @@ def _present_input(model: ir.Model, stored: ir.Value, fake: Tensor, name: str) -
 def _present_output(model: ir.Model, at: int, fake: Tensor, name: str) -> None:
     """Gives an output its own name and the tensor's own order and number of dimensions."""
     value = model.graph.outputs[at]
-    storage = storage_of(fake)
+    storage = infer_layout(fake)
     if not storage.is_row_major:
         shape = ir.node("Constant", [], {"value_ints": list(fake.shape)})
-        transpose = ir.node("Transpose", [value], {"perm": storage.inverse})
+        transpose = ir.node("Transpose", [value], {"perm": storage.inverse_order})
         expand = ir.node("Expand", [transpose.outputs[0], shape.outputs[0]])
         model.graph.extend([shape, transpose, expand])
         result = expand.outputs[0]

@@ -12,7 +12,7 @@ from onnxruntime.capi import _pybind_state as C
 from torch import Tensor
 
 from dynamo_backends._torch_private import to_dlpack
-from dynamo_backends._torch_private.forks import immortal_in_children
+from dynamo_backends._torch_private.forks import keep_alive_in_children
 from dynamo_backends.interface.errors import first_line
 from dynamo_backends.ort import cuda
 from dynamo_backends.runtime.freed_memory import return_free_memory
@@ -98,11 +98,11 @@ def make_session(
         return_free_memory()  # that lowering took: preparing weights is the peak
     if weights:
         options.add_external_initializers(
-            list(weights), [onnxruntime.OrtValue(import_tensor(t.cpu())) for t in weights.values()]
+            list(weights), [onnxruntime.OrtValue(make_ort_value(t.cpu())) for t in weights.values()]
         )
     names = [name for name, _ in settings.providers]
     provider_options = [
-        cuda.with_stream(name, dict(entries), settings.device)
+        cuda.add_stream_option(name, dict(entries), settings.device)
         for name, entries in settings.providers
     ]
     session = onnxruntime.InferenceSession(
@@ -113,13 +113,13 @@ def make_session(
         disabled_optimizers=_SLOW_ON_CPUS if settings.device[0] == "cpu" else None,
     )
     session.disable_fallback()
-    immortal_in_children(session._sess)
+    keep_alive_in_children(session._sess)
     if much:
         return_free_memory()  # that weights took between two of the session's optimisations
     return session._sess
 
 
-def import_tensor(tensor: Tensor) -> Any:
+def make_ort_value(tensor: Tensor) -> Any:
     """Wraps a row-major CPU tensor as an OrtValue that shares and keeps its memory."""
     # A tensor of its own, so that the value does not keep the caller's Parameter alive.
     own, is_bool = tensor.detach(), tensor.dtype == torch.bool
@@ -135,7 +135,7 @@ def run_options(settings: SessionSettings) -> onnxruntime.RunOptions:
     return options
 
 
-def with_weights_as_inputs(model: bytes) -> bytes:
+def turn_weights_into_inputs(model: bytes) -> bytes:
     """Turns a model's external initializers into inputs; returns it serialized."""
     proto = onnx.load_model_from_string(model)
     graph = proto.graph

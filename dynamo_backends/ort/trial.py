@@ -11,34 +11,36 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
-from dynamo_backends.graph.calls import call_tensors
-from dynamo_backends.graph.decompositions import has_decomposition
+from dynamo_backends.graph.call_arguments import collect_call_tensors
+from dynamo_backends.graph.decomposition_tables import has_decomposition
 from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.onnx.dtypes import DTYPES
 from dynamo_backends.ort.session import plain_message
-from dynamo_backends.runtime.verdicts import Verdict, Verdicts
-from dynamo_backends.verify.trials.kinds import kind_of
-from dynamo_backends.verify.trials.merged_trials import (
-    Trial,
-    bound_decomposed,
-    make_binding_compiler,
-    right_together,
-    trial_of,
-)
-from dynamo_backends.verify.trials.trials import (
+from dynamo_backends.runtime.verdicts import TrialVerdict, VerdictStore
+from dynamo_backends.verify.trials.call_trials import (
     Compile,
     make_decomposing_compile,
-    not_plain,
-    smaller,
+    shrink_call,
     try_call,
+    why_untriable,
 )
+from dynamo_backends.verify.trials.merged_trials import (
+    Trial,
+    make_binding_compiler,
+    make_decomposing_binder,
+    make_trial,
+    run_merged_trials,
+)
+from dynamo_backends.verify.trials.verdict_keys import verdict_key
 
 _VENDOR = "ONNX Runtime"
 
-_verdicts = Verdicts("onnxrt", sources=("onnx", "ort"))
+_verdicts = VerdictStore("onnxrt", sources=("onnx", "ort"))
 
 
-def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool) -> Verdict:
+def find_verdict(
+    node: fx.Node, compile_graph: Compile, settings: object, keep: bool
+) -> TrialVerdict:
     """Returns a call's verdict: the stored one, or else that of a trial.
 
     Args:
@@ -49,9 +51,9 @@ def verdict(node: fx.Node, compile_graph: Compile, settings: object, keep: bool)
     """
     reason = _untriable(node)
     if reason is not None:
-        return Verdict(reason)
-    kind = f"{settings} {kind_of(node)}"
-    return _verdicts(kind, lambda: _try(smaller(node), compile_graph), keep)
+        return TrialVerdict(reason)
+    kind = f"{settings} {verdict_key(node)}"
+    return _verdicts(kind, lambda: _try(shrink_call(node), compile_graph), keep)
 
 
 def try_together(
@@ -65,49 +67,53 @@ def try_together(
         settings: What `compile_graph` depends on.
         keep: Whether verdicts are kept on disk.
     """
-    calls = {f"{settings} {kind_of(n)}": n for n in nodes if _untriable(n) is None}
-    _verdicts.beforehand(calls, lambda unknown: _try_all(unknown, compile_graph), keep)
+    calls = {f"{settings} {verdict_key(n)}": n for n in nodes if _untriable(n) is None}
+    _verdicts.find_in_batch(calls, lambda unknown: _try_all(unknown, compile_graph), keep)
 
 
-def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, Verdict]:
+def _try_all(calls: Mapping[str, fx.Node], compile_graph: Compile) -> dict[str, TrialVerdict]:
     """Verdicts on those calls that are right as they are, or decomposed if they must be."""
     native: dict[str, Trial] = {}
     decomposed: dict[str, Trial] = {}
     for kind, node in calls.items():
-        trials = native if exporter_lowerings.why_not_call(node) is None else decomposed
-        trials[kind] = trial_of(smaller(node), exporter_lowerings.spared)
-    found = dict.fromkeys(right_together(native, make_binding_compiler(compile_graph)), Verdict())
-    make = bound_decomposed(compile_graph, exporter_lowerings.inner_rules)
-    return found | dict.fromkeys(right_together(decomposed, make), Verdict(decomposed=True))
+        trials = native if exporter_lowerings.why_call_not_lowered(node) is None else decomposed
+        trials[kind] = make_trial(shrink_call(node), exporter_lowerings.sanitize_sample)
+    found = dict.fromkeys(
+        run_merged_trials(native, make_binding_compiler(compile_graph)), TrialVerdict()
+    )
+    make = make_decomposing_binder(compile_graph, exporter_lowerings.nested_decompositions)
+    return found | dict.fromkeys(run_merged_trials(decomposed, make), TrialVerdict(decomposed=True))
 
 
 def _untriable(node: fx.Node) -> str | None:
     """Returns why a call cannot even be tried on ONNX Runtime; None if it can."""
-    reason = exporter_lowerings.why_not_call(node)
+    reason = exporter_lowerings.why_call_not_lowered(node)
     if reason is not None and not has_decomposition(node.target):
         return reason
-    for value in call_tensors(node):
+    for value in collect_call_tensors(node):
         if value.dtype not in DTYPES:
             return f"ONNX Runtime does not compute with {value.dtype}"
-    return not_plain(node, _VENDOR)
+    return why_untriable(node, _VENDOR)
 
 
-def _try(node: fx.Node, compile_graph: Compile) -> Verdict:
-    reason = exporter_lowerings.why_not_call(node)
+def _try(node: fx.Node, compile_graph: Compile) -> TrialVerdict:
+    reason = exporter_lowerings.why_call_not_lowered(node)
     if reason is None:
         reason = _run(node, compile_graph)
         if reason is None:
-            return Verdict()
+            return TrialVerdict()
     if (
         has_decomposition(node.target)
-        and _run(node, make_decomposing_compile(compile_graph, exporter_lowerings.inner_rules))
+        and _run(
+            node, make_decomposing_compile(compile_graph, exporter_lowerings.nested_decompositions)
+        )
         is None
     ):
-        return Verdict(decomposed=True)
-    return Verdict(reason)
+        return TrialVerdict(decomposed=True)
+    return TrialVerdict(reason)
 
 
 def _run(node: fx.Node, compile_graph: Compile) -> str | None:
     """Compiles and runs a call alone; returns what is wrong, or None."""
     make = lambda graph: compile_graph(graph).bind(())[0]  # noqa: E731
-    return try_call(node, make, _VENDOR, plain_message, exporter_lowerings.spared)
+    return try_call(node, make, _VENDOR, plain_message, exporter_lowerings.sanitize_sample)

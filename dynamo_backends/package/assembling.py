@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.registry import get_backend, load
+from dynamo_backends.interface.registry import get_backend, import_attribute
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.module import PackagedModule
 from dynamo_backends.package.portable import Portable
@@ -110,7 +110,7 @@ def backend_of(name: str) -> Backend | None:
         UnknownBackendError: There is none.
     """
     if name in _APART:
-        backend: Backend = load(_APART[name])()
+        backend: Backend = import_attribute(_APART[name])()
         return backend
     return None if name == EAGER else get_backend(name)
 
@@ -119,7 +119,7 @@ def packaged(backend: Backend) -> Backend:
     """Returns what compiles a backend's executables for packages, and loads them."""
     if backend.name not in _PACKAGED:
         return backend
-    made: Backend = load(_PACKAGED[backend.name])()
+    made: Backend = import_attribute(_PACKAGED[backend.name])()
     return made
 
 

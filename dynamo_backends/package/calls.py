@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends._torch_private import packing
-from dynamo_backends.graph.position_checks import InputCheck, PositionChecks
-from dynamo_backends.graph.random import draw
+from dynamo_backends._torch_private import graph_serialization as packing
+from dynamo_backends.graph.index_checks import IndexCheckedGraph, InputCheck
+from dynamo_backends.graph.random_draws import draw
 from dynamo_backends.interface.errors import PackageError, brief_error
 
 SCALARS = (bool, int, float, str, type(None))
 _DRAWS = frozenset(("bernoulli_", "exponential_", "normal_", "random_", "uniform_"))
-_FUNCTIONS = packing.only({"getitem": operator.getitem, "draw": draw})
+_FUNCTIONS = packing.make_function_table({"getitem": operator.getitem, "draw": draw})
 
 
 def to_text(graph: fx.Graph) -> str | None:
@@ -60,7 +60,7 @@ def deserialize_callable(text: str) -> Callable[[Sequence[Any]], Sequence[Any]]:
     return lambda values: module(*values)
 
 
-def checks_to_dict(checks: PositionChecks | None) -> dict[str, Any] | None:
+def checks_to_dict(checks: IndexCheckedGraph | None) -> dict[str, Any] | None:
     """Returns what is checked of a call; None: it has something that has no form here."""
     if checks is None or checks.before is None:
         return {"flag": None if checks is None else checks.flag, "before": None}

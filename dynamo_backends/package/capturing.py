@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dynamo_backends.graph import lstm
-from dynamo_backends.graph.decompositions import checked_decompositions
+from dynamo_backends.graph.decomposition_tables import checked_decomposition_table
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import SaveError
@@ -120,8 +120,12 @@ def compiled(captured: Captured, backend: Backend | None) -> PackagedModule:
 
 
 def _rules(inner: Backend | None, given: Mapping[str, Any]) -> dict[Any, Any]:
-    keep = inner.keeps(inner.Options.parse(given, inner.name)) if inner is not None else ()
-    return {**checked_decompositions(frozenset(keep)), **lstm.DECOMPOSITIONS}
+    keep = (
+        inner.preserved_operators(inner.Options.parse(given, inner.name))
+        if inner is not None
+        else ()
+    )
+    return {**checked_decomposition_table(frozenset(keep)), **lstm.DECOMPOSITIONS}
 
 
 def _contents(

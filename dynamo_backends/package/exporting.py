@@ -16,8 +16,8 @@ from dynamo_backends.package.capturing import Captured, captured, example_calls,
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.whole import Whole, whole
-from dynamo_backends.verify.comparator import difference
-from dynamo_backends.verify.reference import in_float64, widen
+from dynamo_backends.verify.comparator import describe_difference
+from dynamo_backends.verify.reference import module_in_float64, widen_to_float64
 
 Run = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
@@ -159,13 +159,13 @@ def _difference(found: Captured, made: Whole, run: Run) -> str | None:
     """Returns how results of the file differ from eager's, in words; None if they do not."""
     contents, portable = found.contents, found.portable
     bound = Arguments(contents.names, contents.arguments, portable.leaves, portable.given)
-    precise = in_float64(portable.module)
+    precise = module_in_float64(portable.module)
     with torch.no_grad():
         for args, kwargs in example_calls(found, None):
             values = [*found.values, *bound(args, kwargs)]
             results = run(made.activations(values))
-            wide = _there(precise(*map(widen, values)))
-            wrong = difference(_there(portable.in_eager(list(values))), results, wide)
+            wide = _there(precise(*map(widen_to_float64, values)))
+            wrong = describe_difference(_there(portable.in_eager(list(values))), results, wide)
             if wrong is not None:
                 return wrong
     return None

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import report as reporting
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import done_without
+from dynamo_backends.interface.errors import suppress_and_log
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.report import (
     Compilation,
@@ -20,8 +20,8 @@ from dynamo_backends.interface.report import (
     GraphReport,
     InputReport,
     PartReport,
-    apart,
-    plain,
+    isolate_trial_reports,
+    to_json_types,
 )
 from dynamo_backends.package import calls, linking
 from dynamo_backends.package.assembling import Contents, assembled
@@ -31,9 +31,14 @@ from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.structure import decoded, encoded
-from dynamo_backends.runtime.position_checks import checking, raising
-from dynamo_backends.verify.comparator import difference
-from dynamo_backends.verify.reference import in_float64, restore_rng, snapshot_rng, widen
+from dynamo_backends.runtime.index_checks import wrap_raise_on_flag, wrap_with_bounds_checks
+from dynamo_backends.verify.comparator import describe_difference
+from dynamo_backends.verify.reference import (
+    module_in_float64,
+    restore_rng,
+    snapshot_rng,
+    widen_to_float64,
+)
 
 _COUNTS = ("ops_on_backend", "ops_in_eager", "blocks")
 _LISTS = {"inputs": InputReport, "parts": PartReport, "fallbacks": Fallback}
@@ -61,7 +66,7 @@ def make_program_record(
     if backend is None or not backend.kept.parts or None in map(_leaf, portable.leaves):
         return None
     kept = _Noting(backend.inner, InMemoryParts(backend.kept.parts), backend.plans, is_sealed=True)
-    with apart():
+    with isolate_trial_reports():
         module = assembled(contents, portable, weights, kept)
         found = described(module, kept, str(contents.parsed(kept).verify))
         if found is None:
@@ -113,7 +118,7 @@ def described(module: PackagedModule, backend: _Noting, verify: str) -> dict[str
     places = portable.places[: len(portable.weights)]
     weights = [[n, Spec.of(p.meta["val"]).to_dict()]
                for n, p in zip(portable.weights, places, strict=True)]  # fmt: skip
-    said = {name: plain(getattr(report, name)) for name in (*_COUNTS, *_LISTS)}
+    said = {name: to_json_types(getattr(report, name)) for name in (*_COUNTS, *_LISTS)}
     shapes = report.compilations[0].shapes
     return {
         "program": made, "checks": checks, "weights": weights, "leaves": leaves,
@@ -158,14 +163,16 @@ def linked(
         in_eager,
     )
     before, flag = calls.checks_from_dict(record["checks"])
-    run = checking(raising(run, flag), before, flag, in_eager)
+    run = wrap_with_bounds_checks(wrap_raise_on_flag(run, flag), before, flag, in_eager)
     made = len({part["mark"] for part in record["program"]["parts"] if "mark" in part})
     seconds = time.perf_counter() - start
     report.note_compilation(Compilation(tuple(record["report"]["shapes"]), made, made, seconds))
     report.executables = report.cache_hits = made
     report.log_fallbacks()
-    with done_without(report, "publishing a report"):  # not in torch's logs: it was not compiled
-        reporting.publish(report)
+    with suppress_and_log(
+        report, "publishing a report"
+    ):  # not in torch's logs: it was not compiled
+        reporting.send_to_recorders(report)
     leaves = [_placed(leaf) for leaf in record["leaves"]]
     call = Arguments(contents.names, contents.arguments, leaves, record["given"])
     return PackagedModule(
@@ -200,12 +207,12 @@ def difference_from_eager(module: PackagedModule, call: Any, run: Callable[..., 
 
     def precise() -> Sequence[Any]:
         restore_rng(state)
-        wide = in_float64(module.portable.module)
+        wide = module_in_float64(module.portable.module)
         with torch.no_grad():
-            computed: Sequence[Any] = wide(*map(widen, module.values(args, kwargs)))
+            computed: Sequence[Any] = wide(*map(widen_to_float64, module.values(args, kwargs)))
         return computed
 
-    return difference(expected, results, precise)
+    return describe_difference(expected, results, precise)
 
 
 def _reported(said: Mapping[str, Any], backend: Backend) -> GraphReport:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.interface.counters import keep_count_of
+from dynamo_backends.interface.counters import track_executable
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport, Kind
@@ -24,11 +24,11 @@ from dynamo_backends.runtime.program import (
     Block,
     EagerPart,
     Instruction,
-    Literal,
+    LiteralOutput,
     Program,
     graph_name,
+    make_picker,
     part_names,
-    pick,
 )
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
@@ -51,10 +51,10 @@ def to_dict(program: Any, mark_of: Callable[[Executable], str | None]) -> dict[s
             return None
         reads = list(step.read(range(program.registers)))
         parts.append({**part, "reads": reads, "writes": step.writes, "dead": step.dead})
-    literals = [x.value for x in program.outputs if isinstance(x, Literal)]
+    literals = [x.value for x in program.outputs if isinstance(x, LiteralOutput)]
     if not all(type(value) in calls.SCALARS for value in literals):
         return None
-    results = [{"value": x.value} if isinstance(x, Literal) else x for x in program.outputs]
+    results = [{"value": x.value} if isinstance(x, LiteralOutput) else x for x in program.outputs]
     return {"parts": parts, "registers": program.registers, "results": results}
 
 
@@ -108,9 +108,9 @@ def linked(
             run = calls.deserialize_callable(part["calls"])
         else:
             run = _block(part, weights, load, made, report)
-        reads = pick(part["reads"])
+        reads = make_picker(part["reads"])
         steps.append(Instruction(run, reads, tuple(part["writes"]), tuple(part["dead"]), name))
-    results = [Literal(x["value"]) if isinstance(x, dict) else x for x in given["results"]]
+    results = [LiteralOutput(x["value"]) if isinstance(x, dict) else x for x in given["results"]]
     program = Program(steps, (), given["registers"], results)
     return _Contained(program, in_eager, options, report)
 
@@ -133,8 +133,8 @@ def _block(
     mark = part["mark"]
     if mark not in made:
         made[mark] = load(mark, graph)
-        made[mark].report_to(report)
-        keep_count_of(made[mark])
+        made[mark].set_report(report)
+        track_executable(made[mark])
     return _Block(graph, made[mark])
 
 
@@ -143,7 +143,10 @@ class _Block:
 
     def __init__(self, graph: Graph, executable: Executable):
         self._executable = executable
-        self._weights, self._activations = pick(graph.weights), pick(graph.activations)
+        self._weights, self._activations = (
+            make_picker(graph.weights),
+            make_picker(graph.activations),
+        )
         self._lock = fork_safe_lock()
         self._bound: Bound | None = None
 
@@ -201,7 +204,7 @@ class _Contained:
         try:
             return self._program(args)
         except Exception as error:
-            results = self._switch.instead(error, given)
+            results = self._switch.run_eager_instead(error, given)
             self._has_failed = True
             return results
         finally:

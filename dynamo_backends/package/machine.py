@@ -8,10 +8,10 @@ import torch
 
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.mesh import size_text
+from dynamo_backends.interface.mesh import format_bytes
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.packages import versions
-from dynamo_backends.runtime import processor
+from dynamo_backends.interface.packages import installed_versions
+from dynamo_backends.runtime import cpu_info as processor
 from dynamo_backends.runtime.cache import source_digest
 
 
@@ -23,7 +23,7 @@ def package_summary(backend: str, tensors: Sequence[torch.Tensor], saved: Mappin
         tensors: Its weights, or the state of a step.
         saved: What `described` gave when it was saved; empty: it was not loaded from a file.
     """
-    size = size_text(sum(tensor.nbytes for tensor in tensors))
+    size = format_bytes(sum(tensor.nbytes for tensor in tensors))
     versions = ", ".join(f"{k} {v}" for k, v in saved.get("packages", {}).items())
     saved_with = f", saved with {versions}" if versions else ""
     return f"backend={backend!r}, {len(tensors)} tensors of {size}{saved_with}"
@@ -37,15 +37,15 @@ def described(backend: Backend | None, options: Options | None) -> dict[str, Any
         options: Options of the backend.
     """
     key = protocols.cache_key(backend, options)
-    own = versions(("dynamo-backends",)).get("dynamo-backends", "")
+    own = installed_versions(("dynamo-backends",)).get("dynamo-backends", "")
     return {
         "packages": {"torch": torch.__version__, **(backend.versions() if backend else {})},
         "dynamo_backends": f"{own} {source_digest()}".strip(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "processor": processor.processor_name(),
-        "instruction_sets": list(processor.instruction_sets()),
+        "processor": processor.cpu_name(),
+        "instruction_sets": list(processor.cpu_flags()),
         "threads": torch.get_num_threads(),
-        "key": f"{key} {processor.processor()}",
+        "key": f"{key} {processor.cpu_cache_key()}",
     }
 
 

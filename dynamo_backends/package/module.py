@@ -1,4 +1,4 @@
-"""Defines the module that `load` returns."""
+"""Defines the module that `import_attribute` returns."""
 
 import copy
 import functools
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import hidden_from_dynamo, is_autocast_on, without_autocast
-from dynamo_backends.graph.sizes import Size
-from dynamo_backends.interface.registry import load
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression
+from dynamo_backends.interface.registry import import_attribute
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.package.inputs import Arguments
 from dynamo_backends.package.machine import package_summary
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class Source(NamedTuple):
-    """The file and arguments from which a module was loaded (see `load`).
+    """The file and arguments from which a module was loaded (see `import_attribute`).
 
     Attributes:
         path: Absolute path of the file.
         digest: Digest of the package.
-        strict: See `load`.
+        strict: See `import_attribute`.
         checkpoint: Absolute path of it, if it was given.
     """
 
@@ -120,7 +120,7 @@ class PackagedModule(nn.Module):
                 "a module that was not loaded from a file cannot be pickled. Save it with "
                 "dynamo_backends.save, and pickle the module that dynamo_backends.load returns."
             )
-        return load("dynamo_backends.package.loading:load_again"), (self.source,)
+        return import_attribute("dynamo_backends.package.loading:load_again"), (self.source,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model with the arguments that it was saved for.
@@ -185,7 +185,7 @@ class PackagedModule(nn.Module):
                     results = run(given)
             else:
                 results = run(given)
-        plain = [int(x) if isinstance(x, Size) else x for x in results]
+        plain = [int(x) if isinstance(x, SizeWithExpression) else x for x in results]
         return pytree.tree_unflatten(plain, self._results)
 
 

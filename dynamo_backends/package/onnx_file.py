@@ -13,10 +13,15 @@ from onnx_ir.tensor_adapters import TorchTensor
 from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack
-from dynamo_backends.graph.layouts import Storage, in_row_major, input_storage, storage_of
+from dynamo_backends.graph.layouts import (
+    MemoryLayout,
+    infer_input_layout,
+    infer_layout,
+    to_row_major,
+)
 from dynamo_backends.interface.errors import SaveError
 from dynamo_backends.ort.cuda import CPU
-from dynamo_backends.ort.session import import_tensor
+from dynamo_backends.ort.session import make_ort_value
 from dynamo_backends.package.whole import Whole
 
 _ONE_FILE = 1 << 30
@@ -44,7 +49,7 @@ def write_model(path: str | os.PathLike[str], whole: Whole) -> list[int]:
     for at in used:
         i = graph.activations[at]
         fake = graph.placeholders[i].meta["val"]
-        _present_input(model, spots[names[i]], input_storage(fake), whole.input_names[at])
+        _present_input(model, spots[names[i]], infer_input_layout(fake), whole.input_names[at])
     for at, name in enumerate(whole.output_names):
         _present_output(model, at, graph.outputs[at].meta["val"], name)
     size = sum(tensor.nbytes for tensor in tensors.values())
@@ -60,13 +65,13 @@ def run_file(path: str | os.PathLike[str], inputs: Mapping[str, Tensor]) -> list
         inputs: By the names of the model's.
     """
     session = onnxruntime.InferenceSession(path, providers=[CPU])
-    given = {name: _to_ort(in_row_major(tensor)) for name, tensor in inputs.items()}
+    given = {name: _to_ort(to_row_major(tensor)) for name, tensor in inputs.items()}
     return list(map(_from_ort, session.run_with_ort_values(None, given)))
 
 
 def _to_ort(tensor: Tensor) -> onnxruntime.OrtValue:
     if tensor.dtype == torch.bfloat16:  # which numpy does not have
-        return onnxruntime.OrtValue(import_tensor(tensor))
+        return onnxruntime.OrtValue(make_ort_value(tensor))
     return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.numpy())
 
 
@@ -76,7 +81,7 @@ def _from_ort(value: Any) -> Tensor:
     return torch.from_numpy(value.numpy())
 
 
-def _present_input(model: ir.Model, stored: ir.Value, storage: Storage, name: str) -> None:
+def _present_input(model: ir.Model, stored: ir.Value, storage: MemoryLayout, name: str) -> None:
     """Gives an input its own name and the tensor's own order of dimensions."""
     if storage.is_row_major:
         stored.name = name
@@ -91,9 +96,9 @@ def _present_input(model: ir.Model, stored: ir.Value, storage: Storage, name: st
 
 def _present_output(model: ir.Model, at: int, fake: Tensor, name: str) -> None:
     """Gives an output its own name and the tensor's own order and number of elements."""
-    value, storage = model.graph.outputs[at], storage_of(fake)
+    value, storage = model.graph.outputs[at], infer_layout(fake)
     if not storage.is_row_major:
-        added = [ir.node("Transpose", [value], {"perm": storage.inverse})]
+        added = [ir.node("Transpose", [value], {"perm": storage.inverse_order})]
         shape = _logical(value, storage)
         if storage.expanded:
             if not shape.is_static():
@@ -111,7 +116,7 @@ def _present_output(model: ir.Model, at: int, fake: Tensor, name: str) -> None:
     value.name = name
 
 
-def _logical(stored: ir.Value, storage: Storage) -> ir.Shape:
+def _logical(stored: ir.Value, storage: MemoryLayout) -> ir.Shape:
     """Returns the shape of a stored tensor in the tensor's own order of dimensions."""
     assert stored.shape is not None  # of inputs and outputs it is known
-    return ir.Shape([stored.shape[d] for d in storage.inverse])
+    return ir.Shape([stored.shape[d] for d in storage.inverse_order])

@@ -8,13 +8,13 @@ from typing import Any
 from dynamo_backends._torch_private import OpOverload
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import is_ranged
+from dynamo_backends.graph.symbolic_sizes import has_size_expressions
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.interface.protocols import Buckets
+from dynamo_backends.interface.protocols import BucketRule
 
 WIDE = 2
 """Ratio of a bound of sizes to the one before it, about."""
@@ -109,7 +109,7 @@ class PackageBackend(Backend):
         made.was_compared = self.kept.is_saved(parts)
         return made
 
-    def buckets(self, options: Any) -> Buckets | None:
+    def buckets(self, options: Any) -> BucketRule | None:
         """See `PadsShapes.buckets`: wide ones alone, and none for single sizes.
 
         So that the bounds are those that were compiled when the package was saved.
@@ -118,7 +118,7 @@ class PackageBackend(Backend):
         if rule is None:
             return None
         growth = rule.growth if rule.growth == 1 else max(rule.growth, WIDE)
-        return Buckets(growth, sys.maxsize, rule.named)
+        return BucketRule(growth, sys.maxsize, rule.named)
 
     def options_for_device(self, options: Any, device: str) -> Any:
         """See `OwnsDevice.options_for_device`."""
@@ -132,22 +132,22 @@ class PackageBackend(Backend):
         """See `UpdatesInputs.donates`."""
         return protocols.donates(self.inner, graph, options)
 
-    def keeps(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.keeps`."""
-        return self.inner.keeps(options)
+    def preserved_operators(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`."""
+        return self.inner.preserved_operators(options)
 
-    def decomposes(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.decomposes`."""
-        return self.inner.decomposes(options)
+    def decomposed_operators(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.decomposed_operators`."""
+        return self.inner.decomposed_operators(options)
 
-    def prepare(self, graph: Graph, options: Any) -> None:
-        """See `Backend.prepare`."""
-        self.inner.prepare(graph, options)
+    def check_graph(self, graph: Graph, options: Any) -> None:
+        """See `Backend.check_graph`."""
+        self.inner.check_graph(graph, options)
 
 
 def _mark(graph: Graph) -> str:
     names = " ".join(node.name for node in graph.calls)
-    return _hashed(f"{fingerprint(graph, is_ranged(graph.module.graph))} {names}")
+    return _hashed(f"{fingerprint(graph, has_size_expressions(graph.module.graph))} {names}")
 
 
 def _hashed(key: str) -> str:

@@ -142,7 +142,7 @@ def save(
     call = (tuple(args), dict(kwargs or {}))
     asked, given = backend, dict(options or {})
     if (asker := backend_of(backend)) is not None:
-        asker.Options.parse(given, backend).refuse_uncaptured(f"save with {backend}")
+        asker.Options.parse(given, backend).require_dynamo_capture(f"save with {backend}")
     if backend == "autotune":
         backend, given = choose_backend(model, *call, given)
     inner = backend_of(backend)

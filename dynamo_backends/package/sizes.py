@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import size_bounds
-from dynamo_backends.capture.precompile import resized
-from dynamo_backends.interface.protocols import Buckets
+from dynamo_backends.capture.precompile import resize_by_repeating
+from dynamo_backends.interface.protocols import BucketRule
 from dynamo_backends.package.portable import Portable
 from dynamo_backends.pipeline.shapes.buckets import named_bounds, round_up
 
@@ -28,7 +28,7 @@ _Ranges = dict[Any, tuple[int, int, int]]
 
 
 def calls_in_range(
-    call: Any, portable: Portable, rule: Buckets | None, most: int
+    call: Any, portable: Portable, rule: BucketRule | None, most: int
 ) -> Iterator[tuple[Sequence[Any], Mapping[str, Any]]]:
     """The example's arguments, and those of other sizes.
 
@@ -63,7 +63,7 @@ def _varied(ranges: _Ranges, number: int) -> dict[Any, int]:
 
 
 def _at_bounds(
-    ranges: _Ranges, rule: Buckets, named: Mapping[str, Sequence[int]], most: int
+    ranges: _Ranges, rule: BucketRule, named: Mapping[str, Sequence[int]], most: int
 ) -> list[dict[Any, int]]:
     """Sizes at all bounds, or, where these are too many programs, at bounds of all symbols."""
     ladders = [
@@ -105,7 +105,7 @@ def _made(value: Any, like: Any, sizes: Mapping[Any, int]) -> Any:
         return _number(like, sizes)
     if not isinstance(like, Tensor):
         return value
-    return resized(value, [_number(size, sizes) for size in like.shape])
+    return resize_by_repeating(value, [_number(size, sizes) for size in like.shape])
 
 
 def _number(size: Any, sizes: Mapping[Any, int]) -> int:

@@ -15,7 +15,7 @@ from dynamo_backends.interface.executable import Executable
 from dynamo_backends.package.capturing import Captured, compiled
 from dynamo_backends.package.packaged import InMemoryParts, PackageBackend
 from dynamo_backends.package.structure import decoded
-from dynamo_backends.runtime.program import Block, Literal, Program
+from dynamo_backends.runtime.program import Block, LiteralOutput, Program
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def whole(found: Captured, inner: Backend) -> Whole:
             f"the model cannot be compiled as one program ({reasons or 'it falls into parts'})."
         )
     (step,) = (step for step in program.steps if isinstance(step.run, Block))
-    is_there = [x != Literal(None) for x in program.outputs]
+    is_there = [x != LiteralOutput(None) for x in program.outputs]
     if step.writes != tuple(itertools.compress(program.outputs, is_there)):
         raise SaveError(
             "a result is an argument of the model or a Python scalar. Return a copy (clone()) of "

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import after_backward, is_capturing, tracing_apart
+from dynamo_backends._torch_private import after_backward, is_capturing, tracing_thread_locally
 from dynamo_backends.graph.pass_sequence import unchecked
 from dynamo_backends.pipeline import compiler_process
 from dynamo_backends.workers.queue_thread import Helper, QueueThread, Stopped
@@ -87,7 +87,7 @@ class _Worker(QueueThread[_Job]):
         grad = torch.is_grad_enabled()
 
         def run(*owner: Any) -> None:
-            with torch.set_grad_enabled(grad), tracing_apart():
+            with torch.set_grad_enabled(grad), tracing_thread_locally():
                 context.run(job, *owner)
 
         with self.changed:
@@ -157,7 +157,7 @@ _worker = _Worker()
 def _after_fork() -> None:
     global _worker
     _worker = _Worker()
-    compiler_process.after_fork()
+    compiler_process.forget_parent_process()
 
 
 def _stop() -> None:
@@ -169,7 +169,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> bool:
+def submit_compilation(mark: Hashable, job: Callable[..., None], owner: Any = None) -> bool:
     """Queues a compilation unless it is already queued; returns whether it is queued.
 
     Args:
@@ -184,12 +184,12 @@ def submit(mark: Hashable, job: Callable[..., None], owner: Any = None) -> bool:
     return _worker.submit(mark, job, owner)
 
 
-def is_beside() -> bool:
+def is_background_thread() -> bool:
     """Returns whether the calling thread is the background compile thread."""
     return _worker.is_here
 
 
-def wait(timeout: float | None = None) -> bool:
+def wait_until_idle(timeout: float | None = None) -> bool:
     """Waits for all queued compilations; returns False on timeout.
 
     Args:
@@ -201,7 +201,9 @@ def wait(timeout: float | None = None) -> bool:
     return _worker.wait(timeout)
 
 
-def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any]], Sequence[Any]]:
+def prioritize_calls(
+    run: Callable[[list[Any]], Sequence[Any]],
+) -> Callable[[list[Any]], Sequence[Any]]:
     """Wraps a boxed function so that background compilation pauses during its calls."""
 
     def call(args: list[Any]) -> Sequence[Any]:
@@ -217,7 +219,7 @@ def going_first(run: Callable[[list[Any]], Sequence[Any]]) -> Callable[[list[Any
     return call
 
 
-def backward_first(outputs: Sequence[Any]) -> None:
+def prioritize_backward(outputs: Sequence[Any]) -> None:
     """Pauses background compilation during the backward pass of these outputs."""
     worker = _worker
     if not worker.goes_second:

@@ -20,13 +20,20 @@ from dynamo_backends.aot.inputs import (
 )
 from dynamo_backends.aot.traces import Traces, key_of
 from dynamo_backends.aot.updates import wrap_with_row_writes
-from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
-from dynamo_backends.graph.donation import RowWrite, separate_row_writes, without_updates
+from dynamo_backends.graph.decomposition_tables import (
+    checked_decomposition_table,
+    decomposition_table,
+)
+from dynamo_backends.graph.donation import RowWrite, extract_row_writes, without_input_updates
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.normalize import Normalized, normalize
-from dynamo_backends.graph.position_checks import Facts, PositionChecks, with_position_checks
-from dynamo_backends.graph.seeded_draws import draw_checkpoints_alike
-from dynamo_backends.graph.symbols import unite_equal_sizes
+from dynamo_backends.graph.index_checks import (
+    ForwardValueRanges,
+    IndexCheckedGraph,
+    with_index_checks,
+)
+from dynamo_backends.graph.normalize import NormalizedGraph, normalize
+from dynamo_backends.graph.seeded_draws import match_checkpoint_draws
+from dynamo_backends.graph.symbols import guard_equal_sizes
 from dynamo_backends.int8.capture import make_proof_wrapper
 from dynamo_backends.interface import captures, protocols
 from dynamo_backends.interface.backend import Backend
@@ -35,15 +42,15 @@ from dynamo_backends.interface.counters import (
     CAPTURE,
     NORMAL_FORM,
     StageClock,
-    clocked,
-    stage,
+    time_stage,
+    use_stage_clock,
 )
 from dynamo_backends.interface.errors import (
     CompileError,
     FallbackRefusedError,
     SaveError,
     UnknownBackendError,
-    done_without,
+    suppress_and_log,
 )
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.publishing import publish
@@ -52,15 +59,19 @@ from dynamo_backends.interface.report import GraphReport, Kind
 from dynamo_backends.pipeline import background
 from dynamo_backends.pipeline.compiled_graph import (
     CompiledGraph,
-    InEager,
-    in_eager,
+    EagerGraph,
+    fall_back_to_eager,
 )
 from dynamo_backends.pipeline.reporting import describe_symbols
 from dynamo_backends.runtime.cache import source_digest
-from dynamo_backends.runtime.device_tensor import taking_handles
-from dynamo_backends.runtime.foreign import compile_foreign
-from dynamo_backends.runtime.position_checks import checking, raising, repeating
-from dynamo_backends.runtime.residency import Residency, home_of
+from dynamo_backends.runtime.device_tensor import accept_device_handles
+from dynamo_backends.runtime.foreign_devices import compile_for_foreign_device
+from dynamo_backends.runtime.index_checks import (
+    wrap_raise_on_flag,
+    wrap_rerun_in_eager,
+    wrap_with_bounds_checks,
+)
+from dynamo_backends.runtime.residency import DeviceResidency, device_of_values
 
 _captures = itertools.count(1)
 
@@ -89,7 +100,7 @@ def compile_captured(
         FallbackRefusedError: With `fallback="error"`, if anything would run in eager.
     """
     marked, captured = captured, private.inline_regions(captured)
-    foreign = compile_foreign(backend, captured, example_inputs)
+    foreign = compile_for_foreign_device(backend, captured, example_inputs)
     if foreign is not None:
         return foreign
     number = next(_captures)
@@ -101,7 +112,7 @@ def compile_captured(
         )
         report = GraphReport(backend.name, "forward" if differentiated else "inference", number)
         stage = "compiling what Dynamo captured"
-        compiled = in_eager(captured.forward, captured, report, options, error, stage)
+        compiled = fall_back_to_eager(captured.forward, captured, report, options, error, stage)
     publish(report)
     return compiled
 
@@ -124,16 +135,16 @@ def _compile_captured(
     except CompileError as error:
         return _left_to_eager(backend, captured, options, number, str(error))
     if isinstance(backend, protocols.Prefetches):
-        backend.prefetch(example_inputs, options)
+        backend.start_initialization(example_inputs, options)
     options, residency = _placement(backend, options, example_inputs)
     pipeline = _GraphPipeline(backend, options, inspect_captured(captured), number, residency)
     subclasses = subclass_inputs(example_inputs)
     complete = not subclasses and residency is None and proven is None
     compiled = _trace_and_compile(pipeline, captured, marked, example_inputs, complete)
     if pipeline.checked and not private.aot_cache_is_enabled():
-        compiled = repeating(compiled, captured)
+        compiled = wrap_rerun_in_eager(compiled, captured)
     if residency is not None:
-        compiled = residency.returned(compiled)
+        compiled = residency.wrap_results(compiled)
     if subclasses:
         compiled = wrap_for_subclass_inputs(compiled, subclasses)
     return compiled if proven is None else proven(compiled, pipeline.reports)
@@ -141,13 +152,13 @@ def _compile_captured(
 
 def _placement(
     backend: Backend, options: Options, inputs: Sequence[Any]
-) -> tuple[Any, Residency | None]:
+) -> tuple[Any, DeviceResidency | None]:
     """Returns the options for where the inputs live, and which values stay on that device."""
-    home = home_of(inputs)
+    home = device_of_values(inputs)
     if home is not None:
         options = protocols.options_for_device(backend, options, home)
     stays = protocols.resident_device(backend, options)
-    return options, None if home is None and stays is None else Residency(stays)
+    return options, None if home is None and stays is None else DeviceResidency(stays)
 
 
 def _trace_and_compile(
@@ -159,15 +170,15 @@ def _trace_and_compile(
 ) -> Callable[..., Any]:
     """Traces what Dynamo captured to functional graphs, each of which the pipeline compiles."""
     options = pipeline.options
-    keeps = frozenset(pipeline.backend.keeps(options))
-    checked = is_checked(example_inputs, pipeline.residency)
-    rules = checked_decompositions if checked else decompositions
+    keeps = frozenset(pipeline.backend.preserved_operators(options))
+    checked = should_check_indices(example_inputs, pipeline.residency)
+    rules = checked_decomposition_table if checked else decomposition_table
     # `keep_in_eager` may name what a traced graph does not, see `interface.operator_names`.
     is_kept = complete and options.cache and not options.keep_in_eager
     clock = StageClock()
     if (seconds := private.capture_seconds()) is not None:
         clock.add(CAPTURE, seconds)
-    with taking_handles(), clocked(clock), stage(AOT):
+    with accept_device_handles(), use_stage_clock(clock), time_stage(AOT):
         return compile_functional(
             captured,
             example_inputs,
@@ -241,16 +252,18 @@ class _GraphPipeline:
     options: Options
     facts: CaptureFacts
     number: int
-    residency: Residency | None = None
+    residency: DeviceResidency | None = None
     reports: list[GraphReport] = dataclasses.field(default_factory=list, compare=False)
     checked: list[Kind] = dataclasses.field(default_factory=list, compare=False)
-    facts_of_forward: Facts = dataclasses.field(default_factory=Facts, compare=False)
+    facts_of_forward: ForwardValueRanges = dataclasses.field(
+        default_factory=ForwardValueRanges, compare=False
+    )
 
     def __call__(
         self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
     ) -> Callable[[list[Any]], Sequence[Any]]:
         if kind != "backward":  # which is compiled when Dynamo's guards are made
-            unite_equal_sizes(gm.graph)
+            guard_equal_sizes(gm.graph)
         report = GraphReport(self.backend.name, kind, self.number)
         self.reports.append(report)
         compiled = self.contained(gm, kind, static, report)
@@ -263,12 +276,12 @@ class _GraphPipeline:
     ) -> Callable[[list[Any]], Sequence[Any]]:
         """Returns what runs a graph: eager, if preparing it fails."""
         try:
-            with clocked(StageClock()) as clock:
+            with use_stage_clock(StageClock()) as clock:
                 report.stage_seconds = clock.seconds
                 return self._compile(gm, kind, static, report)
         except Exception as error:
             stage = "preparing the graph"
-            compiled = in_eager(InEager(gm), gm, report, self.options, error, stage)
+            compiled = fall_back_to_eager(EagerGraph(gm), gm, report, self.options, error, stage)
         publish(report)
         return compiled
 
@@ -289,49 +302,59 @@ class _GraphPipeline:
             self.facts.symbols,
         )
         compiled.checks = checks
-        run = background.going_first(compiled) if compiled.compiles_beside else compiled
-        written = wrap_with_row_writes(raising(run, checks.flag), normalized.graph.updates, rows)
-        eager = InEager(normalized.graph.module, normalized.constants)
-        return checking(written, checks.before, checks.flag, eager)
+        run = (
+            background.prioritize_calls(compiled)
+            if compiled.may_compile_in_background
+            else compiled
+        )
+        written = wrap_with_row_writes(
+            wrap_raise_on_flag(run, checks.flag), normalized.graph.updates, rows
+        )
+        eager = EagerGraph(normalized.graph.module, normalized.constants)
+        return wrap_with_bounds_checks(written, checks.before, checks.flag, eager)
 
-    def _normalized(self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]) -> Normalized:
+    def _normalized(
+        self, gm: fx.GraphModule, kind: Kind, static: frozenset[int]
+    ) -> NormalizedGraph:
         """Returns the graph in normal form, which the backend can compile for its devices."""
         backend, options = self.backend, self.options
-        with stage(NORMAL_FORM):
+        with time_stage(NORMAL_FORM):
             normalized = normalize(gm, kind, freeze=options.freezing != "off", static=static)
         if kind != "backward" and not normalized.graph.calls:
             captures.note_graph_without_operators()
         if protocols.resident_device(backend, options) is not None:
-            draw_checkpoints_alike(normalized.graph)
-        backend.prepare(normalized.graph, options)
-        options.check(normalized.graph, backend.name)
+            match_checkpoint_draws(normalized.graph)
+        backend.check_graph(normalized.graph, options)
+        options.validate_graph(normalized.graph, backend.name)
         return normalized
 
     def _describe(self, graph: Graph, report: GraphReport) -> None:
-        with done_without(report, "describing the inputs"):
+        with suppress_and_log(report, "describing the inputs"):
             report.symbols = describe_symbols(graph)
             report.inputs = describe_inputs(graph, self.facts, self.options)
             report.output_aliases = self.facts.output_aliases if graph.kind != "backward" else ()
 
     def _without_updates_outside(
-        self, checks: PositionChecks
+        self, checks: IndexCheckedGraph
     ) -> tuple[Graph, tuple[RowWrite, ...]]:
         """Returns the graph with the updates that its program makes, and rows written after it."""
         graph = checks.graph
         if self.residency is not None:  # rows would be written by torch, on the host
-            return without_updates(graph), ()
+            return without_input_updates(graph), ()
         if checks.flag is not None:  # it is read before anything is written
-            graph, rows = separate_row_writes(graph)
-            return without_updates(graph), rows
+            graph, rows = extract_row_writes(graph)
+            return without_input_updates(graph), rows
         if protocols.donates(self.backend, graph, self.options):
             return graph, ()
-        return separate_row_writes(graph)
+        return extract_row_writes(graph)
 
-    def _checks(self, graph: Graph, constants: Sequence[Tensor]) -> PositionChecks:
+    def _checks(self, graph: Graph, constants: Sequence[Tensor]) -> IndexCheckedGraph:
         """Returns the graph with what compiled code does not check."""
-        if not is_checked([place.meta.get("val") for place in graph.placeholders], self.residency):
-            return PositionChecks(graph)
-        checks = with_position_checks(graph, constants, self.facts_of_forward)
+        if not should_check_indices(
+            [place.meta.get("val") for place in graph.placeholders], self.residency
+        ):
+            return IndexCheckedGraph(graph)
+        checks = with_index_checks(graph, constants, self.facts_of_forward)
         if checks.before is not None or checks.flag is not None:
             self.checked.append(graph.kind)
         return checks
@@ -359,7 +382,7 @@ class _GraphPipeline:
         return _graph_pipeline, (source_digest(), self.backend.name, self.options, self.facts)
 
 
-def is_checked(inputs: Sequence[Any], residency: Residency | None) -> bool:
+def should_check_indices(inputs: Sequence[Any], residency: DeviceResidency | None) -> bool:
     """Returns whether compiled code checks index bounds; only on the CPU.
 
     Elsewhere reading a flag would wait for the device; eager raises no error at that call, either.

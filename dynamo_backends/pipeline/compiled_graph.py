@@ -9,43 +9,53 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import control, disable_current_modes, forward_of
+from dynamo_backends._torch_private import disable_current_modes, generated_forward
+from dynamo_backends._torch_private import dynamo_control as control
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.graph.eager_calls import for_eager
+from dynamo_backends.graph.eager_calls import make_eager_module
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.normalize import Normalized
-from dynamo_backends.graph.position_checks import PositionChecks
+from dynamo_backends.graph.index_checks import IndexCheckedGraph
+from dynamo_backends.graph.normalize import NormalizedGraph
 from dynamo_backends.graph.seeded_draws import replace_draws_by_seeded
 from dynamo_backends.graph.specialize import (
     computes_with_sizes,
     is_dynamic,
+    make_example_inputs,
     shape_key,
     specialize,
-    stand_ins,
 )
 from dynamo_backends.interface import counters, protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.counters import total
-from dynamo_backends.interface.errors import done_without
+from dynamo_backends.interface.errors import suppress_and_log
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.publishing import publish, trace
-from dynamo_backends.interface.report import Compilation, GraphReport, Served
+from dynamo_backends.interface.publishing import log_structured_trace, publish
+from dynamo_backends.interface.report import Compilation, GraphReport, ServedCalls
 from dynamo_backends.interface.stance import compiles_nothing
 from dynamo_backends.pipeline import background
-from dynamo_backends.pipeline.blocks import ProgramBuilder
-from dynamo_backends.pipeline.reporting import describe_shapes, describe_uncompiled
+from dynamo_backends.pipeline.program_builder import ProgramBuilder
+from dynamo_backends.pipeline.reporting import describe_shapes, report_uncompiled
 from dynamo_backends.pipeline.shapes.buckets import named_bounds
-from dynamo_backends.pipeline.shapes.padded import Counted, PaddedPrograms
-from dynamo_backends.pipeline.shapes.ranged import RangedPrograms
-from dynamo_backends.pipeline.shapes.shared import Capture, SharedPrograms, Successor
-from dynamo_backends.pipeline.shapes.strategy import Compiled, ExactPrograms, Request, ShapeStrategy
+from dynamo_backends.pipeline.shapes.padded_programs import PaddedDispatch, PaddedPrograms
+from dynamo_backends.pipeline.shapes.ranged_programs import RangedPrograms
+from dynamo_backends.pipeline.shapes.shared_programs import (
+    FunctionCapture,
+    SharedPrograms,
+    SuccessorProgram,
+)
+from dynamo_backends.pipeline.shapes.strategy import (
+    CompiledCallable,
+    ExactPrograms,
+    ProgramRequest,
+    ShapeStrategy,
+)
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.program import Program
 
 log = logging.getLogger("dynamo_backends")
 
 
-def in_eager(
+def fall_back_to_eager(
     eager: Callable[..., Any],
     module: fx.GraphModule,
     report: GraphReport,
@@ -54,9 +64,11 @@ def in_eager(
     stage: str,
 ) -> Callable[..., Any]:
     """Reports a failed compilation and returns the eager function; may raise."""
-    EagerSwitch(eager, [report], "graph", options.fallback == "eager").uncompiled(error, stage)
-    with done_without(report, "describing a graph"):
-        describe_uncompiled(report, module.graph)
+    EagerSwitch(eager, [report], "graph", options.fallback == "eager").switch_uncompiled(
+        error, stage
+    )
+    with suppress_and_log(report, "describing a graph"):
+        report_uncompiled(report, module.graph)
         report.log_fallbacks()
     return eager
 
@@ -74,7 +86,7 @@ def _served_by(serves_range: bool, padded: bool) -> ServedBy:
 
 
 @dataclasses.dataclass
-class InEager:
+class EagerGraph:
     """Runs a functional graph in eager and counts its calls.
 
     Attributes:
@@ -85,27 +97,27 @@ class InEager:
 
     module: fx.GraphModule
     constants: Sequence[Tensor] = ()
-    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
+    served: ServedCalls = dataclasses.field(default_factory=lambda: ServedCalls("eager", ()))
 
     def __post_init__(self) -> None:
         """Takes kernels that are called with other strides than were promised."""
-        self.module = for_eager(self.module)
+        self.module = make_eager_module(self.module)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Runs the graph; clears the list of arguments."""
         values = [*args, *self.constants]
         args.clear()
         total.add(eager_calls=1)
-        results: Sequence[Any] = forward_of(self.module)(*values)
+        results: Sequence[Any] = generated_forward(self.module)(*values)
         return results
 
 
 @dataclasses.dataclass
-class Raising:
+class FailedProgram:
     """Raises a compilation's error at each call where eager must not replace it."""
 
     error: Exception
-    served: Served = dataclasses.field(default_factory=lambda: Served("eager", ()))
+    served: ServedCalls = dataclasses.field(default_factory=lambda: ServedCalls("eager", ()))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         """Raises the error; clears the list of arguments."""
@@ -133,12 +145,12 @@ class CompiledGraph:
         checks: What its caller checks of each call.
     """
 
-    checks: PositionChecks | None = None
+    checks: IndexCheckedGraph | None = None
 
     def __init__(
         self,
         backend: Backend,
-        normalized: Normalized,
+        normalized: NormalizedGraph,
         options: Options,
         report: GraphReport,
         symbols: Mapping[str, Sequence[str]],
@@ -149,27 +161,27 @@ class CompiledGraph:
         self._graph = normalized.graph
         self._constants = normalized.constants
         self._options = options
-        self._eager = InEager(normalized.graph.module, normalized.constants)
-        waiting = Served("eager while compiling", ())
-        self._meanwhile = InEager(normalized.graph.module, normalized.constants, waiting)
+        self._eager = EagerGraph(normalized.graph.module, normalized.constants)
+        waiting = ServedCalls("eager while compiling", ())
+        self._meanwhile = EagerGraph(normalized.graph.module, normalized.constants, waiting)
         self._lock = fork_safe_lock()
-        self._static: Compiled | None = None
+        self._static: CompiledCallable | None = None
         self._is_static = not is_dynamic(self._graph)
         serves_ranges = backend.serves_ranges or not computes_with_sizes(self._graph)
         self._is_ranged = serves_ranges and options.ranges
         self._exact = ExactPrograms(options, report)
         self.ranged = RangedPrograms(self._graph, options.max_executables)
         function = control.compiled_function()
-        capture = Capture(function, backend.name, options, self._graph, self._constants)
+        capture = FunctionCapture(function, backend.name, options, self._graph, self._constants)
         self._shared = SharedPrograms(self, capture, self._is_ranged, backend.depends_on_ranges)
         self._padded = self._padded_programs(symbols)
         self._strategies = self._applicable()
         self._is_published = False
-        self._served: list[Served] = []  # of each program, also of those that have left
-        if self._is_static and not options.is_beside and not compiles_nothing():
+        self._served: list[ServedCalls] = []  # of each program, also of those that have left
+        if self._is_static and not options.compiles_in_background and not compiles_nothing():
             # AOT Autograd's fake tensors are not the ones that backends make.
             with disable_current_modes():
-                self._static = self._compile(Request((), (), self._graph.copy))
+                self._static = self._compile(ProgramRequest((), (), self._graph.copy))
         publish(report)
         self._is_published = True
 
@@ -193,9 +205,9 @@ class CompiledGraph:
         return compiled(args)
 
     @property
-    def compiles_beside(self) -> bool:
+    def may_compile_in_background(self) -> bool:
         """Whether background compilation may happen during its calls."""
-        return self._options.is_beside or self._padded is not None
+        return self._options.compiles_in_background or self._padded is not None
 
     @property
     def static_program(self) -> Any:
@@ -203,40 +215,46 @@ class CompiledGraph:
 
         None also if the program of a graph with symbols has taken its calls.
         """
-        return None if isinstance(self._static, Successor) else self._static
+        return None if isinstance(self._static, SuccessorProgram) else self._static
 
     @property
     def only_program(self) -> Any:
         """The program that is valid for all sizes; None if there is none yet."""
         return self.static_program if self._is_static else self.ranged.proven
 
-    def hand_over(self, successor: Successor) -> None:
+    def replace_static_program(self, successor: SuccessorProgram) -> None:
         """Replaces a static graph's own program by a dynamic graph's program."""
         if isinstance(self._static, Program):
             self._static = successor
             self._exact.clear()
 
     @property
-    def served(self) -> tuple[Served, ...]:
+    def served(self) -> tuple[ServedCalls, ...]:
         """The calls that each program of a dynamic graph served; empty if static."""
         programs = [] if self._is_static else self._served
         eager = [x for x in (self._meanwhile.served, self._eager.served) if x.calls]
         return tuple(map(dataclasses.replace, [*programs, *eager]))
 
-    def _program(self, args: list[Any]) -> Compiled:
+    def _program(self, args: list[Any]) -> CompiledCallable:
         key = shape_key(args)
         program = self._known(key)
-        if isinstance(program, Counted):
-            if program.is_spent and not compiles_nothing():
+        if isinstance(program, PaddedDispatch):
+            if program.exceeds_padding_budget and not compiles_nothing():
                 self._submit(key, args)
-            is_eager_better = self._options.is_beside and program.is_provisional
+            is_eager_better = (
+                self._options.compiles_in_background and program.awaits_narrower_program
+            )
             return self._meanwhile if is_eager_better else program
         if program is None and compiles_nothing():
-            padded = self._padded and self._padded.existing([*args, *self._constants])
+            padded = self._padded and self._padded.find_compiled([*args, *self._constants])
             return padded or self._eager
         if program is None and self._is_churning:
             return self._eager
-        if program is None and self._options.is_beside and not background.is_beside():
+        if (
+            program is None
+            and self._options.compiles_in_background
+            and not background.is_background_thread()
+        ):
             self._submit(key, args)
             return self._meanwhile
         if program is None:
@@ -247,7 +265,7 @@ class CompiledGraph:
                     self._keep(key, program)
         return program
 
-    def _known(self, key: tuple[Any, ...]) -> Compiled | None:
+    def _known(self, key: tuple[Any, ...]) -> CompiledCallable | None:
         """Returns what ran calls of these sizes before."""
         program = self._exact.get(key)
         if program is None and self._padded is not None:
@@ -260,38 +278,40 @@ class CompiledGraph:
         return self._exact.is_churning and not is_padded
 
     def _submit(self, key: tuple[Any, ...], args: Sequence[Any]) -> None:
-        values = stand_ins(self._graph, [*args, *self._constants])
-        background.submit(key, lambda graph: graph._compile_beside(key, values), owner=self)
+        values = make_example_inputs(self._graph, [*args, *self._constants])
+        background.submit_compilation(
+            key, lambda graph: graph._compile_beside(key, values), owner=self
+        )
 
     def _compile_beside(self, key: tuple[Any, ...], values: Sequence[Any]) -> None:
         """Compiles, and prepares the weights, in another thread than that of the calls."""
-        program: Compiled
+        program: CompiledCallable
         with disable_current_modes():
             try:
                 program = self._for_sizes(key, values)
-                made = program.program if isinstance(program, Counted) else program
+                made = program.program if isinstance(program, PaddedDispatch) else program
                 if isinstance(made, Program):
-                    made.prepare(values)
+                    made.bind_weights_ahead(values)
             except Exception as error:
-                program = Raising(error)
+                program = FailedProgram(error)
         if self._is_static:
             self._static = program
         self._keep(key, program)
 
-    def _keep(self, key: tuple[Any, ...], program: Compiled) -> None:
-        if isinstance(program, Counted):
+    def _keep(self, key: tuple[Any, ...], program: CompiledCallable) -> None:
+        if isinstance(program, PaddedDispatch):
             return
         if self._padded is not None:
-            self._padded.replaced(key)
+            self._padded.note_exact_program(key)
         self._exact.put(key, program)
 
-    def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> Compiled:
+    def _for_sizes(self, key: tuple[Any, ...], values: Sequence[Any]) -> CompiledCallable:
         """Returns what runs calls of new sizes."""
-        with counters.clocked(counters.StageClock(self.report.stage_seconds)):
+        with counters.use_stage_clock(counters.StageClock(self.report.stage_seconds)):
             make = functools.partial(specialize, self._graph, values, self._is_ranged)
-            return self._compile(Request(key, values, make))
+            return self._compile(ProgramRequest(key, values, make))
 
-    def _compile(self, request: Request) -> Compiled:
+    def _compile(self, request: ProgramRequest) -> CompiledCallable:
         """Returns the program of the first strategy that has one, or a new one; else eager."""
         try:
             for strategy in self._strategies:
@@ -301,7 +321,7 @@ class CompiledGraph:
             return self._built(request.graph)
         except Exception as error:
             module, what = self._graph.module, "compiling the graph"
-            in_eager(self._eager, module, self.report, self._options, error, what)
+            fall_back_to_eager(self._eager, module, self.report, self._options, error, what)
             return self._eager
 
     def _padded_programs(self, symbols: Mapping[str, Sequence[str]]) -> PaddedPrograms | None:
@@ -320,20 +340,20 @@ class CompiledGraph:
         program, serves_range = self._build(graph, padded=True)
         return program if serves_range else None
 
-    def take_over(
+    def adopt_program(
         self,
         program: Program,
         report: GraphReport,
         by: Literal["ranged", "exact"],
         shapes: tuple[str, ...],
         start: float,
-    ) -> Served:
-        """See `shared.Owner.take_over`."""
+    ) -> ServedCalls:
+        """See `shared_programs.ProgramOwner.adopt_program`."""
         if not self._served:
-            self.report.describe_as(report)
-        program.also_reports_to(self.report)
+            self.report.copy_description(report)
+        program.add_report(self.report)
         made = self._record(shapes, (self.report.executables, self.report.cache_hits), start)
-        served = Served(by, shapes, 0, 0, made.seconds)
+        served = ServedCalls(by, shapes, 0, 0, made.seconds)
         self._served.append(served)
         return served
 
@@ -342,7 +362,7 @@ class CompiledGraph:
         if serves_range:
             self.ranged.add(program, graph)
         if self._is_ranged or self._is_static:
-            with done_without(self.report, "replacing the program of the first sizes"):
+            with suppress_and_log(self.report, "replacing the program of the first sizes"):
                 self._shared.note_compiled(graph, serves_range)
         return program
 
@@ -358,16 +378,16 @@ class CompiledGraph:
         builder = ProgramBuilder(self._backend, graph, self._constants, self._options, self.report)
         program = builder.build()
         shapes: tuple[str, ...] = ()
-        with done_without(self.report, "describing the inputs"):
+        with suppress_and_log(self.report, "describing the inputs"):
             shapes = describe_shapes(graph, self.report.inputs, builder.serves_range, padded)
-        with done_without(self.report, "describing a compilation"):
+        with suppress_and_log(self.report, "describing a compilation"):
             made = self._record(shapes, before, start)
-            program.served = Served(
+            program.served = ServedCalls(
                 _served_by(builder.serves_range, padded), shapes, 0, made.executables, made.seconds
             )
             self._served.append(program.served)
         if self._is_published:
-            trace(self.report, "graph" if self._is_static else "sizes")
+            log_structured_trace(self.report, "graph" if self._is_static else "sizes")
         return program, builder.serves_range
 
     def _record(

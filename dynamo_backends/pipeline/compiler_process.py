@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph, Input
-from dynamo_backends.graph.precision import product_precision
-from dynamo_backends.graph.sizes import SIZES, STRIDES
+from dynamo_backends.graph.precision import float32_matmul_precision
+from dynamo_backends.graph.symbolic_sizes import SIZES, STRIDES
 from dynamo_backends.interface import errors, protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import CompileError, TrialNeededError, brief_error
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
-from dynamo_backends.interface.registry import is_found_elsewhere
+from dynamo_backends.interface.registry import is_loadable_by_name
 from dynamo_backends.interface.report import Kind
-from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
-from dynamo_backends.runtime.verdicts import without_trials
+from dynamo_backends.runtime.compile_journal import ENDED, CompileJournalEntry, CompileOutcome
+from dynamo_backends.runtime.verdicts import forbid_trials
 from dynamo_backends.workers.worker_process import (
     ProcessLostError,
     WorkerProcess,
@@ -48,7 +48,7 @@ Task = Literal["plan", "compile"]
 
 
 @dataclass(frozen=True)
-class Job:
+class CompileJob:
     """A request to the compiler process.
 
     Attributes:
@@ -61,7 +61,7 @@ class Job:
         plan: What is decomposed.
         cache_key: The backend's here: there it must be the same.
         threads: torch's number of threads.
-        precision: See `product_precision`.
+        precision: See `float32_matmul_precision`.
         environment: Variables for the other process.
     """
 
@@ -103,7 +103,7 @@ class CompilerProcess:
         """Forgets the parent's process, in a forked child."""
         self._process.disown()
 
-    def do(self, job: Job) -> dict[str, Any] | None:
+    def run_job(self, job: CompileJob) -> dict[str, Any] | None:
         """Runs a job and returns its answer; None if that process cannot do it.
 
         Raises:
@@ -140,17 +140,17 @@ process = CompilerProcess()
 """The one of this process."""
 
 
-def after_fork() -> None:
+def forget_parent_process() -> None:
     """Replaces the parent's compiler process, in a forked child."""
     global process
     process.disown()
     process = CompilerProcess()
 
 
-def plan(backend: Backend, graph: Graph, options: Options) -> Plan:
+def plan_in_subprocess(backend: Backend, graph: Graph, options: Options) -> Plan:
     """Plans a graph as `Backend.plan`, with trials in the compiler process."""
     try:
-        with without_trials():
+        with forbid_trials():
             return backend.plan(graph, options)
     except TrialNeededError:
         pass
@@ -161,7 +161,7 @@ def plan(backend: Backend, graph: Graph, options: Options) -> Plan:
     return backend.plan(graph, options) if answer is None else Plan(**answer["plan"])
 
 
-def compiled(
+def compile_in_subprocess(
     backend: Backend,
     options: Options,
     plan: Plan,
@@ -189,7 +189,7 @@ def compiled(
     return protocols.load_executable(backend, dict(came), graph.copy(), options)
 
 
-def journaled(
+def compile_with_crash_journal(
     backend: Backend,
     options: Options,
     plan: Plan,
@@ -203,12 +203,12 @@ def journaled(
     What has is compiled in another process, and refused if that ends, too.
 
     Args:
-        backend: See `compiled`.
+        backend: See `compile_in_subprocess`.
         options: Likewise; without a disk cache nothing is known of other processes.
         plan: Likewise.
         graph: Likewise.
         mark: What the block is called in the disk cache.
-        make: See `compiled`.
+        make: See `compile_in_subprocess`.
         came: Likewise.
 
     Raises:
@@ -216,16 +216,16 @@ def journaled(
     """
     if not options.cache or not backend.packages:  # there is no vendor
         return make()
-    journal = CompileJournal(f"{backend.name} {backend.versions()} {mark}")
+    journal = CompileJournalEntry(f"{backend.name} {backend.versions()} {mark}")
     outcome = journal.outcome
-    if outcome is Outcome.UNKNOWN:
-        with journal.running():
+    if outcome is CompileOutcome.UNKNOWN:
+        with journal.note_running():
             return make()
 
     def refuse() -> Executable:
         raise CompileError(ENDED)
 
-    if outcome is Outcome.CRASHED:
+    if outcome is CompileOutcome.CRASHED:
         refuse()
     log.info(
         "%s: a block is compiled in the compiler process, because an earlier "
@@ -233,7 +233,7 @@ def journaled(
         backend.name,
     )
     try:
-        made = compiled(backend, options, plan, graph, refuse, came)
+        made = compile_in_subprocess(backend, options, plan, graph, refuse, came)
     except CompilerLostError as error:
         journal.note_crash()
         raise CompileError(ENDED) from error
@@ -248,7 +248,7 @@ def _done(
     key = protocols.cache_key(backend, options)
     if key is None or process.is_unusable:
         return None
-    if not is_found_elsewhere(backend) or not _is_on_cpu(graph):
+    if not is_loadable_by_name(backend) or not _is_on_cpu(graph):
         return None
     try:
         packed = _packed(graph)
@@ -260,7 +260,7 @@ def _done(
         return None
     inside = {node.name for node in graph.calls}
     decomposed = frozenset(name for name in plan.decomposed if name in inside)
-    job = Job(
+    job = CompileJob(
         task,
         backend.name,
         options,
@@ -270,10 +270,10 @@ def _done(
         Plan(decomposed=decomposed),
         key,
         torch.get_num_threads(),
-        product_precision(),
+        float32_matmul_precision(),
         child_environment(),
     )
-    return process.do(job)
+    return process.run_job(job)
 
 
 def _packed(graph: Graph) -> bytes:
@@ -293,17 +293,17 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def answered_parts(parts: Mapping[str, bytes]) -> dict[str, Any]:
+def encode_parts(parts: Mapping[str, bytes]) -> dict[str, Any]:
     """Encodes the bytes of `Executable.dump` as a JSON answer."""
     return {"parts": {name: _text(part) for name, part in parts.items()}}
 
 
-def answered_plan(plan: Plan) -> dict[str, Any]:
+def encode_plan(plan: Plan) -> dict[str, Any]:
     """Encodes a plan as a JSON answer."""
     return {"plan": {"eager": dict(plan.eager), "decomposed": sorted(plan.decomposed)}}
 
 
-def answered_error(error: Exception) -> dict[str, Any]:
+def encode_error(error: Exception) -> dict[str, Any]:
     """Encodes an error as a JSON answer; unknown classes become `CompileError`."""
     if isinstance(error, errors.LoweringError):
         arguments = [error.node_name, error.op, error.reason]

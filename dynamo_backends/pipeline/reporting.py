@@ -10,15 +10,15 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import OpOverload, size_bounds
 from dynamo_backends.aot.inputs import value_text
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.partition import Partition, count_ops
-from dynamo_backends.graph.sizes import Size, sizes_of
+from dynamo_backends.graph.partition import PartitionedGraph, count_aten_calls
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression, sizes_of
 from dynamo_backends.interface.report import Fallback, GraphReport, InputReport, PartReport
 
 UNCOMPILED = "the graph could not be compiled"
 
 
 def describe_fallbacks(
-    split: Partition, by_design: Collection[str], silent: Collection[str]
+    split: PartitionedGraph, by_design: Collection[str], silent: Collection[str]
 ) -> tuple[Fallback, ...]:
     """Groups calls that run in eager by operator and reason.
 
@@ -37,22 +37,22 @@ def describe_fallbacks(
     )
 
 
-def describe_uncompiled(report: GraphReport, graph: fx.Graph) -> None:
+def report_uncompiled(report: GraphReport, graph: fx.Graph) -> None:
     """Sets the report's fields to say that the whole graph runs in eager."""
     calls = [n for n in graph.nodes if n.op.startswith("call_")]
-    split = Partition((), dict.fromkeys(calls, UNCOMPILED))
+    split = PartitionedGraph((), dict.fromkeys(calls, UNCOMPILED))
     report.fallbacks = describe_fallbacks(split, (), ())
     report.ops_in_eager = sum(f.count for f in report.fallbacks)
     report.ops_on_backend = report.ops_on_inductor = report.blocks = 0
     report.parts = (PartReport("eager", report.ops_in_eager, Counter(map(_name, calls))),)
 
 
-def describe_parts(split: Partition, backend: str) -> tuple[PartReport, ...]:
+def describe_parts(split: PartitionedGraph, backend: str) -> tuple[PartReport, ...]:
     """Returns a `PartReport` for each part, in execution order."""
     return tuple(
         PartReport(
             backend if part.on_backend else "eager",
-            count_ops(part.graph.calls),
+            count_aten_calls(part.graph.calls),
             Counter(_name(n) for n in part.graph.calls if n.target is not operator.getitem),
         )
         for part in split.parts
@@ -92,14 +92,14 @@ def describe_symbols(graph: Graph) -> dict[str, str]:
 
 def _text(place: fx.Node, ranged: bool, padded: bool) -> str:
     value, sizes = place.meta.get("val"), sizes_of(place)
-    if not ranged or not any(isinstance(size, Size) for size in sizes):
+    if not ranged or not any(isinstance(size, SizeWithExpression) for size in sizes):
         return value_text(value)
     shape = [_size_text(s, padded) for s in sizes]
     return f"{value_text(value).partition('[')[0]}[{', '.join(shape)}]"
 
 
 def _size_text(size: int | None, padded: bool) -> str:
-    if not isinstance(size, Size):
+    if not isinstance(size, SizeWithExpression):
         return str(size)
     return f"{size.expression}≤{size}" if padded else str(size.expression)
 

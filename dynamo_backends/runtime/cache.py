@@ -21,7 +21,11 @@ from typing import Generic, TypeVar
 
 import platformdirs
 
-from dynamo_backends.runtime.private_folder import NotPrivateError, PrivateFolder, open_private
+from dynamo_backends.runtime.private_folder import (
+    NotPrivateError,
+    PrivateFolder,
+    open_private_folder,
+)
 
 log = logging.getLogger("dynamo_backends")
 
@@ -48,7 +52,7 @@ def vendor_folder(name: str) -> Path | None:
     """Creates a cache subfolder for a vendor; None if others can write to it."""
     folder = cache_folder() / name
     try:
-        with open_private(folder, create=True):
+        with open_private_folder(folder, create=True):
             return folder
     except OSError as error:
         _warn_once(f"the folder {folder} is not used: {error}")
@@ -72,7 +76,7 @@ class DiskCache:
 
     def get(self, key: str) -> dict[str, bytes] | None:
         """Returns an entry's parts; None if it is missing or damaged."""
-        data = self.read(self._name(key))
+        data = self.read_file(self._name(key))
         if data is None:
             return None
         parts = _decode(data)
@@ -83,12 +87,12 @@ class DiskCache:
 
     def put(self, key: str, parts: Mapping[str, bytes]) -> bool:
         """Stores an entry; False if the folder cannot be used, with one warning."""
-        return self.write(self._name(key), _encode(parts))
+        return self.write_file(self._name(key), _encode(parts))
 
-    def read(self, name: str) -> bytes | None:
+    def read_file(self, name: str) -> bytes | None:
         """Reads a file that is not an entry; None if missing or the folder is unusable."""
         try:
-            with open_private(self.folder) as folder:
+            with open_private_folder(self.folder) as folder:
                 return folder.read(name)
         except NotPrivateError as error:
             self._warn(error)
@@ -96,10 +100,10 @@ class DiskCache:
             pass
         return None
 
-    def write(self, name: str, data: bytes) -> bool:
+    def write_file(self, name: str, data: bytes) -> bool:
         """Writes a file that is not an entry; False if the folder cannot be used."""
         try:
-            with open_private(self.folder, create=True) as folder:
+            with open_private_folder(self.folder, create=True) as folder:
                 folder.write(name, data)
                 if name.endswith(_SUFFIX):
                     self._make_room(folder, len(data))
@@ -113,22 +117,22 @@ class DiskCache:
 
     def drop(self, key: str) -> None:
         """Removes an entry; ignores errors."""
-        self.remove(self._name(key))
+        self.remove_file(self._name(key))
 
-    def remove(self, name: str) -> None:
+    def remove_file(self, name: str) -> None:
         """Removes a file by name; ignores errors."""
-        with contextlib.suppress(OSError), open_private(self.folder) as folder:
+        with contextlib.suppress(OSError), open_private_folder(self.folder) as folder:
             folder.remove(name)
 
-    def files(self, suffix: str) -> list[str]:
+    def list_files(self, suffix: str) -> list[str]:
         """Returns names of files with a suffix, sorted; empty if the folder is unusable."""
-        with contextlib.suppress(OSError), open_private(self.folder) as folder:
+        with contextlib.suppress(OSError), open_private_folder(self.folder) as folder:
             return sorted(name for name, _ in folder.files() if name.endswith(suffix))
         return []
 
     def size(self) -> int:
         """Returns the total bytes of all entries."""
-        with contextlib.suppress(OSError), open_private(self.folder) as folder:
+        with contextlib.suppress(OSError), open_private_folder(self.folder) as folder:
             return sum(size for _, size, _ in _entries(folder))
         return 0
 
@@ -171,7 +175,7 @@ def _entries(folder: PrivateFolder) -> list[tuple[float, int, str]]:
     return [(i.st_mtime, i.st_size, name) for name, i in files if name.endswith(_SUFFIX)]
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_file_atomically(path: Path, data: bytes) -> None:
     """Writes a file by rename, so that readers never see it incomplete."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:

@@ -24,7 +24,7 @@ ENDED = "an earlier compilation of it crashed the process"
 _LIMIT = 4 << 20  # bytes
 
 
-class Outcome(enum.Enum):
+class CompileOutcome(enum.Enum):
     """What the journal knows about a compilation.
 
     Attributes:
@@ -38,7 +38,7 @@ class Outcome(enum.Enum):
     CRASHED = "crashed"
 
 
-class CompileJournal:
+class CompileJournalEntry:
     """The journal entry of one compilation.
 
     Args:
@@ -49,22 +49,22 @@ class CompileJournal:
         self._key = hashlib.sha256(subject.encode()).hexdigest()
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> CompileOutcome:
         """The outcome that earlier processes recorded."""
         parts = _cache().get(self._key)
         if parts is None:
-            return Outcome.UNKNOWN
+            return CompileOutcome.UNKNOWN
         entry = json.loads(parts["entry"])
-        if entry["outcome"] == Outcome.CRASHED.value:
-            return Outcome.CRASHED
+        if entry["outcome"] == CompileOutcome.CRASHED.value:
+            return CompileOutcome.CRASHED
         is_alive = entry["process"] == [entry["process"][0], _started(entry["process"][0])]
-        return Outcome.UNKNOWN if is_alive else Outcome.INTERRUPTED
+        return CompileOutcome.UNKNOWN if is_alive else CompileOutcome.INTERRUPTED
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def note_running(self) -> Iterator[None]:
         """Marks the compilation as running in this process (context manager)."""
         pid = os.getpid()
-        self._put(Outcome.INTERRUPTED, [pid, _started(pid)])
+        self._put(CompileOutcome.INTERRUPTED, [pid, _started(pid)])
         try:
             yield
         finally:
@@ -72,13 +72,13 @@ class CompileJournal:
 
     def note_crash(self) -> None:
         """Records that the compilation crashed the compiler process."""
-        self._put(Outcome.CRASHED, [0, None])
+        self._put(CompileOutcome.CRASHED, [0, None])
 
     def clear(self) -> None:
         """Removes the entry: the compilation did not crash."""
         _cache().drop(self._key)
 
-    def _put(self, outcome: Outcome, process: list[object]) -> None:
+    def _put(self, outcome: CompileOutcome, process: list[object]) -> None:
         entry = {"outcome": outcome.value, "process": process}
         _cache().put(self._key, {"entry": json.dumps(entry).encode()})
 

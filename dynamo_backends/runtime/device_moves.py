@@ -5,19 +5,19 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import is_lazy
+from dynamo_backends._torch_private import has_conj_or_neg_bit
 from dynamo_backends.interface.errors import DeviceError
 from dynamo_backends.runtime.device_tensor import (
     DeviceTensor,
-    exchange,
     handle_of,
     move_in_place,
-    wrapped,
+    swap_in_contents,
+    wrap_handle,
 )
-from dynamo_backends.runtime.device_values import Home, on_host
+from dynamo_backends.runtime.device_values import RemoteDevice, fetch_to_host
 
 
-def move_together(tensors: Iterable[Tensor], home: Home | None) -> None:
+def move_keeping_aliases(tensors: Iterable[Tensor], home: RemoteDevice | None) -> None:
     """Moves tensors in place; tensors that share storage still share it afterwards.
 
     Args:
@@ -42,9 +42,9 @@ def _home_of(tensor: Tensor) -> str | None:
     return tensor.home if isinstance(tensor, DeviceTensor) else None
 
 
-def _move_storage(tensors: Sequence[Tensor], home: Home | None) -> None:
-    handles = [on_host(handle_of(tensor)).detach() for tensor in tensors]
-    lazy = next((h for h in handles if is_lazy(h)), None)
+def _move_storage(tensors: Sequence[Tensor], home: RemoteDevice | None) -> None:
+    handles = [fetch_to_host(handle_of(tensor)).detach() for tensor in tensors]
+    lazy = next((h for h in handles if has_conj_or_neg_bit(h)), None)
     if lazy is not None:
         raise DeviceError(
             f"a tensor of shape {list(lazy.shape)} shares storage with another tensor and is its "
@@ -57,4 +57,4 @@ def _move_storage(tensors: Sequence[Tensor], home: Home | None) -> None:
         plain = torch.empty(0, dtype=handle.dtype).set_(
             storage, handle.storage_offset(), handle.shape, handle.stride()
         )
-        exchange(tensor, plain if home is None else wrapped(plain, home.name))
+        swap_in_contents(tensor, plain if home is None else wrap_handle(plain, home.name))

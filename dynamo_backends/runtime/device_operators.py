@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.interface.reference import is_reference
+from dynamo_backends.interface.reference import is_computing_reference
 from dynamo_backends.runtime.device_values import (
     DeviceValue,
-    Home,
-    computer_of,
+    RemoteDevice,
+    attach_device_value,
+    fetch_to_host,
     fills_storage,
-    keep,
-    on_host,
-    value_of,
+    operator_runner,
+    storage_value,
 )
 
 aten = torch.ops.aten
@@ -34,7 +34,9 @@ _BLIND = frozenset(
 )
 
 
-def run_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], home: Home) -> Any:
+def run_operator(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], home: RemoteDevice
+) -> Any:
     """Runs an operator on the device if supported, else on the host.
 
     Args:
@@ -56,27 +58,31 @@ def run_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], home:
     if func in _BLIND:
         return func(*args, **kwargs)
     for tensor in tensors:
-        on_host(tensor)
+        fetch_to_host(tensor)
     results = func(*args, **kwargs)
     for written in _written(func, args, kwargs):
-        value = value_of(written)
+        value = storage_value(written)
         if value is not None:
-            value.note_write()
+            value.mark_host_written()
     return results
 
 
 def _on_device(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor], home: Home
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    home: RemoteDevice,
 ) -> Any:
     """Runs an operator where its tensors are; NotImplemented if that is the host."""
-    compute = computer_of(home.name)
-    values = [value for x in tensors if (value := value_of(x)) is not None]
+    compute = operator_runner(home.name)
+    values = [value for x in tensors if (value := storage_value(x)) is not None]
     is_there = _draws(func) or any(v.array is not None for v in values)
-    if compute is None or is_reference() or not is_there:
+    if compute is None or is_computing_reference() or not is_there:
         return NotImplemented
     if any(v.home is not home or v.is_exposed for v in values):
         return NotImplemented
-    if any(value_of(x) is None for x in _written(func, args, kwargs)):
+    if any(storage_value(x) is None for x in _written(func, args, kwargs)):
         return NotImplemented
     return compute(func, args, kwargs)
 
@@ -87,7 +93,7 @@ def _draws(func: Any) -> bool:
 
 def _moves_array(target: Tensor, source: Tensor, *_: Any) -> bool:
     """Copies by sharing an array, which is never written to; False if that is not possible."""
-    mine, its = value_of(target), value_of(source)
+    mine, its = storage_value(target), storage_value(source)
     if mine is None or its is None or its.array is None or mine is its:
         return False
     if mine.home is not its.home or target.shape != source.shape:
@@ -97,21 +103,21 @@ def _moves_array(target: Tensor, source: Tensor, *_: Any) -> bool:
     if not (fills_storage(target) and fills_storage(source)):
         return False
     its.is_shared = True
-    mine.replace(target, its.array, its.origin, is_shared=True)
+    mine.set_device_array(target, its.array, its.origin, is_shared=True)
     return True
 
 
 def _cloned(source: Tensor, kwargs: dict[str, Any]) -> Tensor:
     """Returns a clone that shares the array; an ordinary one if there is none."""
-    value = value_of(source)
+    value = storage_value(source)
     layout = kwargs.get("memory_format") or torch.preserve_format
     made = torch.empty_like(source, memory_format=layout)
     if value is None or value.array is None or made.stride() != source.stride():
-        return made.copy_(on_host(source))
+        return made.copy_(fetch_to_host(source))
     value.is_shared = True
     twin = DeviceValue(value.home, value.dtype, value.array, value.origin)
     twin.is_shared = True
-    return keep(made, twin)
+    return attach_device_value(made, twin)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:

@@ -26,29 +26,29 @@ from dynamo_backends.interface.errors import DeviceError, first_line
 from dynamo_backends.runtime.device_operators import run_operator
 from dynamo_backends.runtime.device_values import (
     DeviceValue,
-    Home,
+    RemoteDevice,
+    attach_device_value,
+    device_by_name,
+    fetch_to_host,
     fills_storage,
-    home_named,
-    keep,
-    on_host,
-    value_of,
+    storage_value,
 )
 
 
 # In checkpoints of torch.distributed.checkpoint a tensor of which each process has a part is
 # written in these parts, each by a process that has it; any other is written whole. A tensor is
 # read whole, by each process.
-def part_of(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
+def local_shard(handle: Tensor) -> tuple[tuple[int, ...], Tensor] | None:
     """Returns offsets and contents of this rank's shard; None if the tensor is whole."""
-    value = value_of(handle)
+    value = storage_value(handle)
     if value is None or value.array is None or value.on_host:
         return None
     if not (fills_storage(handle) and handle.is_contiguous()):
         return None
-    return value.home.part_of(value.array) if value.array.shape == tuple(handle.shape) else None
+    return value.home.local_shard(value.array) if value.array.shape == tuple(handle.shape) else None
 
 
-def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
+def checkpoint_write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
     """Returns torch.distributed.checkpoint write items, and whether they are sharded.
 
     Args:
@@ -58,9 +58,9 @@ def write_items(handle: Tensor, name: str) -> tuple[list[Any], bool]:
     Returns:
         The items, and whether it is this process's part alone.
     """
-    found = part_of(handle)
+    found = local_shard(handle)
     if found is None:
-        on_host(handle)  # where it has to be gathered for that, all processes are here
+        fetch_to_host(handle)  # where it has to be gathered for that, all processes are here
     offsets, part = ((0,) * handle.dim(), handle) if found is None else found
     data = TensorWriteData(
         chunk=ChunkStorageMetadata(Size(offsets), part.shape),
@@ -91,7 +91,7 @@ _NOT_OURS = (
 
 
 @contextmanager
-def taking_handles() -> Iterator[None]:
+def accept_device_handles() -> Iterator[None]:
     """Lets AOT Autograd pass `DeviceTensor` handles to graphs (context manager)."""
     before = _thread.takes_handles
     _thread.takes_handles = True
@@ -134,7 +134,7 @@ class DeviceTensor(Tensor):
         inner: Mapping[str, Tensor], home: str, outer_size: Any, outer_stride: Any
     ) -> "DeviceTensor":
         """Returns the reverse of `__tensor_flatten__`."""
-        return wrapped(inner["_handle"], home)
+        return wrap_handle(inner["_handle"], home)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -150,20 +150,20 @@ class DeviceTensor(Tensor):
         home = next(x.home for x in leaves if isinstance(x, DeviceTensor))
         handles = [handle_of(x) for x in leaves if isinstance(x, Tensor)]
         given, named = pytree.tree_map_only(Tensor, handle_of, (args, kwargs))
-        if any(map(private.is_traced, handles)):
+        if any(map(private.is_tracing_wrapper, handles)):
             if not _thread.takes_handles and any(map(private.is_functionalized, handles)):
                 raise DeviceError(_NOT_OURS.format(home))
             results = func(*given, **named)
         else:
-            results = run_operator(func, given, named, home_named(home))
-        results = pytree.tree_map_only(Tensor, lambda t: wrapped(t, home), results)
+            results = run_operator(func, given, named, device_by_name(home))
+        results = pytree.tree_map_only(Tensor, lambda t: wrap_handle(t, home), results)
         if func.is_view:
             pytree.tree_map_only(Tensor, private.mark_static, results)
         return private.return_and_correct_aliasing(func, args, kwargs, results)
 
     def host(self) -> Tensor:
         """Returns the handle after copying to the host; writes to it are not tracked."""
-        return on_host(self._handle)
+        return fetch_to_host(self._handle)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """As of a tensor on the CPU."""
@@ -179,7 +179,7 @@ class DeviceTensor(Tensor):
 
     def _expose(self) -> DeviceValue | None:
         """Gives others the handle's memory, to which they may write."""
-        value = value_of(self._handle)
+        value = storage_value(self._handle)
         if value is not None:
             value.expose(self._handle)
         return value
@@ -193,7 +193,7 @@ class DeviceTensor(Tensor):
         value = self._expose()
         array = self._handle.detach().numpy()
         if value is not None:
-            value.conceal_after(array if array.base is None else array.base)
+            value.end_exposure_with(array if array.base is None else array.base)
         return array
 
     def __array__(self, dtype: Any = None) -> Any:
@@ -225,8 +225,8 @@ class DeviceTensor(Tensor):
         return plain.__reduce_ex__(protocol)
 
     def __create_write_items__(self, name: str, _: Any) -> list[Any]:
-        """Returns what torch.distributed.checkpoint asks for; see `write_items`."""
-        items, self._is_in_parts = write_items(self._handle, name)
+        """Returns what torch.distributed.checkpoint asks for; see `checkpoint_write_items`."""
+        items, self._is_in_parts = checkpoint_write_items(self._handle, name)
         return items
 
     def __create_chunk_list__(self) -> list[Any]:
@@ -236,7 +236,7 @@ class DeviceTensor(Tensor):
 
     def __get_tensor_shard__(self, _: Any) -> Tensor:
         """Returns what was announced last: this process's part, or all."""
-        found = part_of(self._handle) if self._is_in_parts else None
+        found = local_shard(self._handle) if self._is_in_parts else None
         return self if found is None else found[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DeviceTensor":
@@ -247,7 +247,7 @@ class DeviceTensor(Tensor):
         if not self.is_leaf:
             _refuse_copy(self)
         handle = _copied(self._handle, memo)
-        made: Any = wrapped(handle, self.home)
+        made: Any = wrap_handle(handle, self.home)
         if private.is_parameter(self):
             made = torch.nn.Parameter(made, self.requires_grad)
         else:
@@ -270,7 +270,11 @@ class DeviceTensor(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        given = value if isinstance(value, DeviceTensor) else to_home(value, home_named(self.home))
+        given = (
+            value
+            if isinstance(value, DeviceTensor)
+            else copy_to_device(value, device_by_name(self.home))
+        )
         private.set_data(self, given)
         self._handle, self.home = given._handle, given.home
 
@@ -282,7 +286,7 @@ def _refuse_copy(tensor: Tensor) -> NoReturn:
 
 def _copied(handle: Tensor, memo: dict[int, Any]) -> Tensor:
     """Returns a handle on a copy of the storage; one copy for all handles on it."""
-    value = value_of(handle)
+    value = storage_value(handle)
     if value is None:
         copied: Tensor = copy.deepcopy(handle, memo)
         return copied
@@ -294,20 +298,20 @@ def _copied(handle: Tensor, memo: dict[int, Any]) -> Tensor:
         if value.array is None:
             storage.copy_(handle.untyped_storage())
         memo[id(value)] = storage
-        keep(torch.empty(0).set_(storage), twin)
+        attach_device_value(torch.empty(0).set_(storage), twin)
     return torch.empty(0, dtype=handle.dtype).set_(
         storage, handle.storage_offset(), handle.shape, handle.stride()
     )
 
 
-def wrapped(handle: Tensor, home: str) -> DeviceTensor:
+def wrap_handle(handle: Tensor, home: str) -> DeviceTensor:
     """Wraps a handle as `DeviceTensor`; registers an ordinary tensor's storage."""
-    if not private.is_traced(handle) and value_of(handle) is None:
-        keep(handle, DeviceValue(home_named(home), handle.dtype, None))
+    if not private.is_tracing_wrapper(handle) and storage_value(handle) is None:
+        attach_device_value(handle, DeviceValue(device_by_name(home), handle.dtype, None))
     return DeviceTensor(handle, home)
 
 
-def to_home(tensor: Tensor, home: Home) -> DeviceTensor:
+def copy_to_device(tensor: Tensor, home: RemoteDevice) -> DeviceTensor:
     """Copies a tensor to a device lazily: contents move on first use."""
     if isinstance(tensor, DeviceTensor):
         if tensor.home == home.name:
@@ -316,7 +320,7 @@ def to_home(tensor: Tensor, home: Home) -> DeviceTensor:
     plain = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
     ).copy_(tensor.detach())
-    return wrapped(plain, home.name)
+    return wrap_handle(plain, home.name)
 
 
 def handle_of(value: Any) -> Any:
@@ -328,16 +332,16 @@ def as_device_tensor(value: Any) -> Any:
     """Wraps a handle that has device contents; other values unchanged."""
     if type(value) is not Tensor:
         return value
-    found = value_of(value)
+    found = storage_value(value)
     return value if found is None else DeviceTensor(value, found.home.name)
 
 
-def contents_of(tensor: Tensor) -> DeviceValue | None:
+def device_value_of(tensor: Tensor) -> DeviceValue | None:
     """Returns the `DeviceValue` of a `DeviceTensor`; None for other tensors."""
-    return value_of(tensor._handle) if isinstance(tensor, DeviceTensor) else None
+    return storage_value(tensor._handle) if isinstance(tensor, DeviceTensor) else None
 
 
-def moved(tensor: Tensor, home: Home | None) -> Tensor:
+def move_leaf(tensor: Tensor, home: RemoteDevice | None) -> Tensor:
     """Returns a leaf tensor on a device, or on the host for None; itself if there.
 
     Args:
@@ -347,10 +351,10 @@ def moved(tensor: Tensor, home: Home | None) -> Tensor:
     if home is None:
         made = tensor.host().clone() if isinstance(tensor, DeviceTensor) else tensor.detach()
     else:
-        made = to_home(tensor, home)
-        value = contents_of(made)
+        made = copy_to_device(tensor, home)
+        value = device_value_of(made)
         assert value is not None
-        value.send(handle_of(made), tuple(made.shape))
+        value.ensure_on_device(handle_of(made), tuple(made.shape))
     return tensor if made is tensor else _leaf(tensor, made)
 
 
@@ -361,7 +365,7 @@ def _leaf(tensor: Tensor, made: Tensor) -> Tensor:
     return made.requires_grad_(tensor.requires_grad)
 
 
-def move_in_place(tensor: Tensor, home: Home | None) -> None:
+def move_in_place(tensor: Tensor, home: RemoteDevice | None) -> None:
     """Moves a leaf tensor to a device in place; DeviceError if torch cannot swap it.
 
     Args:
@@ -374,10 +378,10 @@ def move_in_place(tensor: Tensor, home: Home | None) -> None:
     current = tensor.home if isinstance(tensor, DeviceTensor) else None
     if current == (None if home is None else home.name):
         return
-    exchange(tensor, moved(tensor, home))
+    swap_in_contents(tensor, move_leaf(tensor, home))
 
 
-def exchange(tensor: Tensor, made: Tensor) -> None:
+def swap_in_contents(tensor: Tensor, made: Tensor) -> None:
     """Replaces a leaf tensor's contents in place with those of another tensor.
 
     Args:

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dynamo_backends.interface.errors import DeviceError, RankError, text_of
+from dynamo_backends.interface.errors import DeviceError, RankError, error_text
 
 
-class Home(Protocol):
+class RemoteDevice(Protocol):
     """A device that keeps each storage's contents as one array."""
 
     @property
@@ -34,11 +34,11 @@ class Home(Protocol):
             DeviceError: What computes the array has failed.
         """
 
-    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+    def local_shard(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
         """Returns offsets and contents of this rank's shard; None if the array is whole."""
 
 
-_homes: dict[str, Home] = {}
+_homes: dict[str, RemoteDevice] = {}
 
 Computer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """Runs an operator, given its arguments with handles for tensors, or returns NotImplemented."""
@@ -46,22 +46,22 @@ Computer = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 _computers: dict[str, Computer] = {}
 
 
-def register_device(home: Home) -> None:
+def register_device(home: RemoteDevice) -> None:
     """Registers a device by its name."""
     _homes[home.name] = home
 
 
-def register_computer(name: str, compute: Computer) -> None:
+def register_operator_runner(name: str, compute: Computer) -> None:
     """Registers the function that runs single operators on a device."""
     _computers[name] = compute
 
 
-def computer_of(name: str) -> Computer | None:
+def operator_runner(name: str) -> Computer | None:
     """Returns the function that runs single operators on a device; None if none."""
     return _computers.get(name)
 
 
-def home_named(name: str) -> Home:
+def device_by_name(name: str) -> RemoteDevice:
     """Returns the registered device of a name; KeyError if unknown."""
     return _homes[name]
 
@@ -84,7 +84,7 @@ class DeviceValue:
         stamp: Counts the writes.
     """
 
-    def __init__(self, home: Home, dtype: torch.dtype, array: Any | None, origin: str = ""):
+    def __init__(self, home: RemoteDevice, dtype: torch.dtype, array: Any | None, origin: str = ""):
         self.home = home
         self.dtype = dtype
         self.array = array
@@ -94,7 +94,7 @@ class DeviceValue:
         self.stamp = 0
         self._aliases = 0
 
-    def fetch(self, tensor: Tensor) -> None:
+    def ensure_on_host(self, tensor: Tensor) -> None:
         """Copies the contents to the host, unless they are there.
 
         Args:
@@ -108,11 +108,11 @@ class DeviceValue:
             raise
         except Exception as error:
             raise DeviceError(
-                f"{self.origin or 'a copy'} failed on {self.home.name}: {text_of(error)}"
+                f"{self.origin or 'a copy'} failed on {self.home.name}: {error_text(error)}"
             ) from error
         self.on_host = True
 
-    def send(self, tensor: Tensor, shape: Sequence[int]) -> Any:
+    def ensure_on_device(self, tensor: Tensor, shape: Sequence[int]) -> Any:
         """Returns the device array, uploading host contents if needed.
 
         Args:
@@ -126,13 +126,13 @@ class DeviceValue:
         self.is_shared = False
         return array
 
-    def note_write(self) -> None:
+    def mark_host_written(self) -> None:
         """Records a write to host memory; the device array becomes invalid."""
         self.array = None
         self.on_host = True
         self.stamp += 1
 
-    def replace(
+    def set_device_array(
         self, tensor: Tensor, array: Any, origin: str = "", is_shared: bool = False
     ) -> None:
         """Sets a new device array as the contents.
@@ -147,7 +147,7 @@ class DeviceValue:
         self.on_host = False
         self.stamp += 1
         if self.is_exposed:
-            self.fetch(tensor)
+            self.ensure_on_host(tensor)
 
     @property
     def is_exposed(self) -> bool:
@@ -160,11 +160,11 @@ class DeviceValue:
         Args:
             tensor: On the storage.
         """
-        self.fetch(tensor)
+        self.ensure_on_host(tensor)
         self.array = None
         self._aliases += 1
 
-    def conceal_after(self, alias: Any) -> None:
+    def end_exposure_with(self, alias: Any) -> None:
         """Ends the sharing of host memory when an object is garbage-collected."""
         weakref.finalize(alias, self._conceal)
 
@@ -173,20 +173,20 @@ class DeviceValue:
         self.stamp += 1
 
 
-def value_of(tensor: Tensor) -> DeviceValue | None:
+def storage_value(tensor: Tensor) -> DeviceValue | None:
     """Returns the `DeviceValue` of a tensor's storage; None for an ordinary tensor."""
     value: DeviceValue | None = getattr(tensor.untyped_storage(), _ATTRIBUTE, None)
     return value
 
 
-def keep(tensor: Tensor, value: DeviceValue) -> Tensor:
+def attach_device_value(tensor: Tensor, value: DeviceValue) -> Tensor:
     """Attaches a `DeviceValue` to a tensor's storage; returns the tensor."""
     setattr(tensor.untyped_storage(), _ATTRIBUTE, value)
     return tensor
 
 
-def on_device(
-    home: Home, array: Any, shape: Sequence[int], dtype: torch.dtype, origin: str = ""
+def make_device_handle(
+    home: RemoteDevice, array: Any, shape: Sequence[int], dtype: torch.dtype, origin: str = ""
 ) -> Tensor:
     """Returns an ordinary tensor whose storage refers to a device array.
 
@@ -197,20 +197,22 @@ def on_device(
         dtype: Dtype of the tensor.
         origin: What computed the array.
     """
-    return keep(torch.empty(shape, dtype=dtype), DeviceValue(home, dtype, array, origin))
+    return attach_device_value(
+        torch.empty(shape, dtype=dtype), DeviceValue(home, dtype, array, origin)
+    )
 
 
-def on_host(tensor: Tensor) -> Tensor:
+def fetch_to_host(tensor: Tensor) -> Tensor:
     """Returns the tensor after copying its contents to the host if needed."""
-    value = value_of(tensor)
+    value = storage_value(tensor)
     if value is not None:
-        value.fetch(tensor)
+        value.ensure_on_host(tensor)
     return tensor
 
 
 def fills_storage(tensor: Tensor) -> bool:
     """Returns whether a tensor covers its whole storage with the value's dtype."""
-    value = value_of(tensor)
+    value = storage_value(tensor)
     same = value is None or value.dtype is tensor.dtype
     size = math.prod(tensor.shape) * tensor.element_size()
     return same and tensor.untyped_storage().nbytes() == size

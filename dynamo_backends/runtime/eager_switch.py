@@ -17,7 +17,7 @@ from dynamo_backends.interface.errors import (
     StepCaptureError,
     VerificationError,
     brief_error,
-    is_for_others,
+    must_propagate,
 )
 from dynamo_backends.interface.report import EagerEvent, GraphReport, Region
 
@@ -57,11 +57,11 @@ class EagerSwitch:
         self._lock = fork_safe_lock()
         self._is_switched = False
 
-    def also_reports_to(self, report: GraphReport) -> None:
+    def add_report(self, report: GraphReport) -> None:
         """Adds a further report that is told when eager takes over."""
         self._reports.append(report)
 
-    def uncompiled(self, error: Exception, stage: str) -> None:
+    def switch_uncompiled(self, error: Exception, stage: str) -> None:
         """Reports that a compilation failed and eager runs; raises if not allowed.
 
         Args:
@@ -69,10 +69,10 @@ class EagerSwitch:
             stage: What failed, the subject of a sentence.
 
         Raises:
-            Exception: The error itself, if it is not ours to contain (see `is_for_others`).
+            Exception: The error itself, if it is not ours to contain (see `must_propagate`).
             FallbackRefusedError: Eager may not take over.
         """
-        if is_for_others(error):
+        if must_propagate(error):
             raise error
         (report,) = self._reports
         log.debug("%s of %s failed", stage, report.backend, exc_info=error)
@@ -81,7 +81,7 @@ class EagerSwitch:
         total.add(uncompiled=1)
         report.reverted = f"{reason}; the {self.region} runs in eager instead"
 
-    def instead(self, error: Exception, *inputs: Any) -> Any:
+    def run_eager_instead(self, error: Exception, *inputs: Any) -> Any:
         """Returns eager's results after compiled code raised; switches to eager.
 
         Raises:
@@ -96,16 +96,16 @@ class EagerSwitch:
         reason = brief_error(error)
         self._check_allowed(self._said(reason), error)
         results = self.eager(*inputs)
-        self.failed(reason, error)
+        self.switch_after_error(reason, error)
         return results
 
-    def failed(self, reason: str, error: Exception | None = None) -> None:
+    def switch_after_error(self, reason: str, error: Exception | None = None) -> None:
         """Switches to eager after compiled code raised; may raise FallbackRefusedError."""
         said = self._said(reason)
         self._check_allowed(said, error)
         self._switch("failed", said if self._failure else reason, said)
 
-    def wrong(self, what: str, done: str = "") -> None:
+    def switch_after_mismatch(self, what: str, done: str = "") -> None:
         """Switches to eager after wrong results; raises VerificationError if forbidden.
 
         Args:
@@ -121,7 +121,7 @@ class EagerSwitch:
             raise VerificationError(text + done)
         self._switch("wrong", text, text)
 
-    def slower(self, what: str, remedy: str, is_wanted: bool = True) -> bool:
+    def switch_if_slower(self, what: str, remedy: str, is_wanted: bool = True) -> bool:
         """Warns of slow code; returns whether eager replaces it.
 
         Args:

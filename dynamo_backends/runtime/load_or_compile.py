@@ -13,8 +13,8 @@ import torch
 
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.errors import CompileError, done_without
-from dynamo_backends.interface.executable import Executable, Parts
+from dynamo_backends.interface.errors import CompileError, suppress_and_log
+from dynamo_backends.interface.executable import ArtifactStore, Executable
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
@@ -22,14 +22,14 @@ from dynamo_backends.runtime.cache import DiskCache, cache_folder
 log = logging.getLogger("dynamo_backends")
 
 
-class Kept(Protocol):
+class Dumpable(Protocol):
     """The interface of something that can be serialized to the disk cache."""
 
     def dump(self) -> dict[str, bytes] | None:
         """Serializes to named bytes; None if it cannot be saved."""
 
 
-T = TypeVar("T", bound=Kept)
+T = TypeVar("T", bound=Dumpable)
 
 
 def load_or_compile(
@@ -56,21 +56,21 @@ def load_or_compile(
     """
     cache = DiskCache(cache_folder()) if backend.kept is None else backend.kept
     key: str | None = None
-    with done_without(report, "reading the disk cache"):
-        key = key_of(backend, options, mark) if backend.kept is None else mark
+    with suppress_and_log(report, "reading the disk cache"):
+        key = disk_cache_key(backend, options, mark) if backend.kept is None else mark
         found = _loaded(cache, key, load) if key is not None else None
         if found is not None:
             return found
     made = make()
     if key is not None and keep(made):
-        with done_without(report, "writing to the disk cache"):
+        with suppress_and_log(report, "writing to the disk cache"):
             dumped = dump(made)
             if dumped is not None:
                 cache.put(key, dumped)
     return made
 
 
-def key_of(backend: Backend, options: Options, mark: str) -> str | None:
+def disk_cache_key(backend: Backend, options: Options, mark: str) -> str | None:
     """Returns the disk-cache key of backend, options and graph; None if not cached."""
     versions = protocols.cache_key(backend, options) if options.cache else None
     if versions is None:
@@ -81,7 +81,7 @@ def key_of(backend: Backend, options: Options, mark: str) -> str | None:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _loaded(cache: Parts, key: str, load: Callable[[Mapping[str, bytes]], T]) -> T | None:
+def _loaded(cache: ArtifactStore, key: str, load: Callable[[Mapping[str, bytes]], T]) -> T | None:
     """Returns what is under a key, if it is there; an entry that cannot be used is dropped."""
     parts = cache.get(key)
     if parts is None:
@@ -99,7 +99,7 @@ def _loaded(cache: Parts, key: str, load: Callable[[Mapping[str, bytes]], T]) ->
 E = TypeVar("E", bound=Executable)
 
 
-def whole_executable(report: GraphReport, kind: type[E], vendor: str, hint: str = "") -> E:
+def require_single_executable(report: GraphReport, kind: type[E], vendor: str, hint: str = "") -> E:
     """Returns the one executable of a graph; raises `CompileError` if there are more.
 
     Args:

@@ -13,33 +13,33 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import disable_current_modes, is_lazy
+from dynamo_backends._torch_private import disable_current_modes, has_conj_or_neg_bit
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.aliasing import is_view
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.layouts import computed
-from dynamo_backends.graph.partition import calls_first, without_calls
-from dynamo_backends.graph.sizes import sizes_in
+from dynamo_backends.graph.layouts import resolve_conj_and_neg
+from dynamo_backends.graph.partition import extract_callable, without_calls
+from dynamo_backends.graph.symbolic_sizes import collect_varying_sizes
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.ranged import RangedCalls
+from dynamo_backends.runtime.ranged_calls import RangedCalls
 from dynamo_backends.runtime.results import Results
 
 Run = Callable[..., Sequence[Any]]
 """From tensors, as positional arguments, to results."""
 
 
-def computing(run: Run, is_lazy: Callable[[Any], bool] = is_lazy) -> Run:
+def wrap_for_lazy_inputs(run: Run, is_lazy: Callable[[Any], bool] = has_conj_or_neg_bit) -> Run:
     """Wraps a program to materialize lazily conjugated or negated inputs.
 
     Args:
         run: The program.
         is_lazy: Which inputs it would misread; all lazy conjugates by default.
     """
-    return lambda *inputs: run(*(computed(x) if is_lazy(x) else x for x in inputs))
+    return lambda *inputs: run(*(resolve_conj_and_neg(x) if is_lazy(x) else x for x in inputs))
 
 
-def in_order(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]:
+def make_input_merger(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]:
     """Returns a function that merges weights and activations in input order."""
     places = (*graph.weights, *graph.activations)
     order = sorted(range(len(places)), key=places.__getitem__)
@@ -51,7 +51,7 @@ def in_order(graph: Graph) -> Callable[[Sequence[Tensor], Sequence[Tensor]], lis
     return merge
 
 
-class LiveExecutable(Executable):
+class UnfrozenExecutable(Executable):
     """An executable that reads weights in place and prepares none.
 
     Args:
@@ -64,7 +64,7 @@ class LiveExecutable(Executable):
         self.run = run
         self.serves_range = calls is not None
         self._calls = calls
-        self._merge = in_order(graph)
+        self._merge = make_input_merger(graph)
         self._results = Results(graph)
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
@@ -72,7 +72,7 @@ class LiveExecutable(Executable):
         weights = [w.detach() for w in weights]
         run, merge, results = self.run, self._merge, self._results
         if self._calls is not None:
-            return self._calls.around(run, functools.partial(merge, weights)), ()
+            return self._calls.wrap_function(run, functools.partial(merge, weights)), ()
         return lambda activations: results(run(*merge(weights, activations))), ()
 
 
@@ -90,7 +90,7 @@ class PreparedExecutable(Executable):
         self._calls = calls
         self._results = Results(graph)
         self._lock = fork_safe_lock()
-        self._live: LiveExecutable | None = None
+        self._live: UnfrozenExecutable | None = None
         self._fixed: Bound | None = None
         if not graph.weights:
             with disable_current_modes():  # constants would be folded into fake tensors
@@ -115,12 +115,14 @@ class PreparedExecutable(Executable):
     def bind_live(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind_live`."""
         with self._lock, disable_current_modes():
-            self._live = self._live or LiveExecutable(self.graph, self.prepare_live(), self._calls)
+            self._live = self._live or UnfrozenExecutable(
+                self.graph, self.prepare_live(), self._calls
+            )
         return self._live.bind(weights)
 
     def _bound(self, run: Run) -> Bound:
         if self._calls is not None:
-            return self._calls.around(run)
+            return self._calls.wrap_function(run)
         results = self._results
         return lambda activations: results(run(*activations))
 
@@ -160,7 +162,7 @@ class Prologue:
         self.is_needed = bool(early)
         self._copied = [position[n] for n in reads]
         self._direct = [position[n] for n in direct] if early else list(position.values())
-        self._run = calls_first(graph, reads, early, made) if early else None
+        self._run = extract_callable(graph, reads, early, made) if early else None
         rest = without_calls(graph, inside, _inputs(graph, direct, made)) if early else graph
         self.rest = rest
 
@@ -176,7 +178,7 @@ class Prologue:
                 made = self._run(*[weights[i].detach() for i in self._copied])
         return [*(weights[i] for i in self._direct), *made]
 
-    def copied(self, copied: Collection[int]) -> list[int]:
+    def copied_positions(self, copied: Collection[int]) -> list[int]:
         """Returns positions of weights that were copied, by the prologue or by the rest."""
         theirs = {self._direct[i] for i in copied if i < len(self._direct)}
         return sorted(theirs.union(self._copied))
@@ -188,7 +190,11 @@ def _early(graph: Graph) -> list[fx.Node]:
     known = {places[i] for i in graph.weights}
     for node in graph.calls:
         sources = node.all_input_nodes
-        if sources and known.issuperset(sources) and not sizes_in((node.args, node.kwargs)):
+        if (
+            sources
+            and known.issuperset(sources)
+            and not collect_varying_sizes((node.args, node.kwargs))
+        ):
             known.add(node)
     needed: set[fx.Node] = set()
     for node in reversed(graph.calls):
@@ -207,11 +213,11 @@ class _WithPrologue(Executable):
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
         bound, copied = self._rest.bind(self._prologue(weights))
-        return bound, self._prologue.copied(copied)
+        return bound, self._prologue.copied_positions(copied)
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `Executable.report_to`."""
-        self._rest.report_to(report)
+    def set_report(self, report: GraphReport) -> None:
+        """See `Executable.set_report`."""
+        self._rest.set_report(report)
 
 
 def _inputs(

@@ -51,7 +51,7 @@ class PrivateFolder:
         """
         handle = os.open(self._at(name), os.O_RDONLY | _FILE, dir_fd=self._descriptor)
         with os.fdopen(handle, "rb") as file:
-            require_file(handle, self._path / name)
+            require_regular_file(handle, self._path / name)
             data = file.read()
         with contextlib.suppress(OSError):
             os.utime(self._at(name), dir_fd=self._descriptor)
@@ -103,7 +103,7 @@ class PrivateFolder:
 
 
 @contextlib.contextmanager
-def open_private(path: Path, create: bool = False) -> Iterator[PrivateFolder]:
+def open_private_folder(path: Path, create: bool = False) -> Iterator[PrivateFolder]:
     """Opens a folder; raises NotPrivateError if others can write (context manager).
 
     Args:
@@ -203,7 +203,7 @@ def _is_own_group(group: int) -> bool:
     return is_namesake and not {*entry.gr_mem} - {user.pw_name}
 
 
-def require_file(handle: int, path: Path) -> None:
+def require_regular_file(handle: int, path: Path) -> None:
     """Raises `OSError` if a descriptor is not a regular file's."""
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
@@ -218,7 +218,7 @@ def open_file(path: Path) -> int:
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     handle = os.open(path, flags)
     try:
-        require_file(handle, path)
+        require_regular_file(handle, path)
     except BaseException:
         os.close(handle)
         raise
@@ -236,16 +236,16 @@ _ABANDONED_S = 24 * 3600.0
 
 
 @contextlib.contextmanager
-def process_folder(root: Path) -> Iterator[Path]:
+def temporary_process_folder(root: Path) -> Iterator[Path]:
     """Creates a folder that is removed at the end (context manager).
 
     Raises:
         OSError: It cannot be made, or others could write to it.
     """
-    with open_private(root.parent, create=True):
+    with open_private_folder(root.parent, create=True):
         pass
     guard = root.with_name(f"{root.name}.lock")
-    with _locked(guard), open_private(root, create=True):
+    with _locked(guard), open_private_folder(root, create=True):
         for other in root.iterdir():
             if _is_abandoned(other):
                 shutil.rmtree(other, ignore_errors=True)

@@ -15,19 +15,19 @@ from typing import Any
 from torch import Tensor, fx
 from torch.profiler import record_function
 
-from dynamo_backends._torch_private import forward_of, is_profiled
+from dynamo_backends._torch_private import generated_forward, is_profiled
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.graph.eager_calls import for_eager
+from dynamo_backends.graph.eager_calls import make_eager_module
 from dynamo_backends.graph.graph import Graph, Role
-from dynamo_backends.interface.counters import VENDOR, stage
-from dynamo_backends.interface.errors import VerificationError, brief_error, done_without
+from dynamo_backends.interface.counters import VENDOR, time_stage
+from dynamo_backends.interface.errors import VerificationError, brief_error, suppress_and_log
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.report import GraphReport, PaceReport, Served
+from dynamo_backends.interface.report import GraphReport, ServedCalls, SpeedReport
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.pace import Paced, Runs
-from dynamo_backends.runtime.pace_check import PaceCheck, operators
-from dynamo_backends.runtime.position_checks import marked
+from dynamo_backends.runtime.index_checks import call_eager_marked
+from dynamo_backends.runtime.speed_check import SpeedCheck, describe_operators
+from dynamo_backends.runtime.speed_timing import TimedCalls, TimedRuns
 from dynamo_backends.runtime.weight_binding import Policy, WeightBinding
 from dynamo_backends.verify import bisection
 from dynamo_backends.verify.first_call import Comparison, described_region
@@ -37,7 +37,7 @@ log = logging.getLogger("dynamo_backends")
 Getter = Callable[[Sequence[Any]], Sequence[Any]]
 
 
-def pick(positions: Sequence[int]) -> Getter:
+def make_picker(positions: Sequence[int]) -> Getter:
     """Returns a fast function that selects the given positions of a sequence."""
     if not positions:
         return lambda _: ()
@@ -76,18 +76,18 @@ class Block:
         verify: str = "off",
         reduced: bool = False,
         compile_part: Callable[[Graph], Executable] | None = None,
-        pace: PaceCheck | None = None,
+        pace: SpeedCheck | None = None,
     ):
         self.executable = executable
-        eager = for_eager(graph.module)
-        run = lambda values: forward_of(eager)(*values)  # noqa: E731
+        eager = make_eager_module(graph.module)
+        run = lambda values: generated_forward(eager)(*values)  # noqa: E731
         self._switch = EagerSwitch(run, [report], "block", may_fall_back)
         binding = WeightBinding(executable, policy, report)
-        self._bind, self._prepare = binding.bound, binding.prepare
+        self._bind, self._prepare = binding.bind, binding.bind_ahead
         self._report = report
-        self._pick_weights = pick(graph.weights)
+        self._pick_weights = make_picker(graph.weights)
         given = [i for i in graph.activations if graph.inputs[i].role is not Role.SYMBOL]
-        self._pick_activations = pick(given)
+        self._pick_activations = make_picker(given)
         self._unbound: Bound | None = None
         self.graph = graph
         self._verify = verify
@@ -95,10 +95,10 @@ class Block:
         self._compile_part = compile_part
         self._verifying = fork_safe_lock()
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
-        self._paced: Paced | None = None
+        self._paced: TimedCalls | None = None
         if pace is not None:
-            runs = Runs(self._answer, self.run_eager, self._repeat, self._pick_activations)
-            self._paced = pace.paced([graph], runs, self._switch, self.settle)
+            runs = TimedRuns(self._answer, self.run_eager, self._repeat, self._pick_activations)
+            self._paced = pace.make_timed_calls([graph], runs, self._switch, self.end_timing)
         self._pace = pace
         # What takes calls in place of compiled code; after the first calls nothing, as a rule.
         self._instead: Callable[[Sequence[Any]], Sequence[Any]] | None = self._paced
@@ -106,10 +106,10 @@ class Block:
             self._instead = self._verified
         if not graph.weights:
             try:
-                with stage(VENDOR):
+                with time_stage(VENDOR):
                     self._unbound = executable.bind(())[0]
             except Exception as error:
-                self._switch.failed(brief_error(error), error)
+                self._switch.switch_after_error(brief_error(error), error)
                 self._instead = self._switch.eager
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -144,7 +144,7 @@ class Block:
         results: Sequence[Any] = self._switch.eager(values)
         return results
 
-    def settle(self, is_slower: bool) -> None:
+    def end_timing(self, is_slower: bool) -> None:
         """Ends timing; compiled code, or eager if slower, runs all further calls.
 
         Args:
@@ -158,7 +158,7 @@ class Block:
             self._instead = None
 
     @property
-    def is_settled(self) -> bool:
+    def is_timing_over(self) -> bool:
         """Whether neither timing nor verification is pending."""
         return self._instead is None or self._instead is self._switch.eager
 
@@ -196,7 +196,7 @@ class Block:
 
         try:
             if is_once:
-                self.executable.rest()
+                self.executable.release_memory()
             comparison = Comparison(self.graph, self._reduced)
             for i in self._updated:
                 given[i] = given[i].clone()
@@ -218,35 +218,39 @@ class Block:
                 "load it again."
             )
         text = outcome.wrong + self._region(values)
-        self._switch.wrong(f"{text} (a block of {described_region(self.graph)})")
+        self._switch.switch_after_mismatch(f"{text} (a block of {described_region(self.graph)})")
         eager = self._gives_up()
         return eager(values) if outcome.expected is None else outcome.expected
 
     def _note_if_slow(self, values: Sequence[Any]) -> None:
         """Notes which operators are slow, if somebody asked."""
-        if self._compile_part is None or not bisection.is_requested("slow") or self._updated:
+        if (
+            self._compile_part is None
+            or not bisection.is_bisection_requested("slow")
+            or self._updated
+        ):
             return
-        with done_without(self._report, "looking for slow operators"):
+        with suppress_and_log(self._report, "looking for slow operators"):
             found = bisection.smallest_slow_region(self.graph, self._compile_part, values)
             if found is not None:
                 own, eager, region = found
                 why = "no part of it is slow when compiled separately"
                 why = f"most of the time is spent in {region}" if region is not None else why
-                part = operators([self.graph])
-                self._report.paces.append(PaceReport("block", part, "slower", own, eager, why))
+                part = describe_operators([self.graph])
+                self._report.paces.append(SpeedReport("block", part, "slower", own, eager, why))
 
-    def verify_again(self) -> None:
+    def verify_next_call(self) -> None:
         """Verifies the next call against eager, as `Program.verify_next_call`."""
         if self._verify == "first" and self.is_compiled:
             self._instead = self._verified
 
-    def also_reports_to(self, report: GraphReport) -> None:
+    def add_report(self, report: GraphReport) -> None:
         """Adds a further report, as `Program.add_report`."""
-        self._switch.also_reports_to(report)
+        self._switch.add_report(report)
         if self._pace is not None:
             self._pace.reports.append(report)
 
-    def prepare(self, values: Sequence[Any]) -> None:
+    def bind_weights_ahead(self, values: Sequence[Any]) -> None:
         """Binds weights before the first call; errors are left to that call.
 
         Args:
@@ -262,7 +266,7 @@ class Block:
 
     def _region(self, values: Sequence[Any]) -> str:
         """Returns which operators are wrong, in words; empty if nobody asked."""
-        if self._compile_part is None or not bisection.is_requested():
+        if self._compile_part is None or not bisection.is_bisection_requested():
             return ""
         try:
             region = bisection.smallest_wrong_region(
@@ -274,13 +278,13 @@ class Block:
             return "; no part of the block is wrong when compiled separately"
         return f"; the smallest wrong part: {region}"
 
-    def split(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def split_inputs(self, values: Sequence[Any]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """Splits a graph's input values into weights and activations."""
         return self._pick_weights(values), self._pick_activations(values)
 
     def _after_failure(self, error: Exception, values: Sequence[Any]) -> Sequence[Any]:
         """Eager's results in place of those of compiled code that raised."""
-        results: Sequence[Any] = marked(self._switch.instead, error, values)
+        results: Sequence[Any] = call_eager_marked(self._switch.run_eager_instead, error, values)
         self._gives_up()
         return results
 
@@ -304,12 +308,12 @@ class EagerPart:
 
     def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
         """Runs it on one value per graph input."""
-        results: Sequence[Any] = marked(forward_of(self._module), *values)
+        results: Sequence[Any] = call_eager_marked(generated_forward(self._module), *values)
         return results
 
     @functools.cached_property
     def _module(self) -> fx.GraphModule:
-        return for_eager(self.graph.module)
+        return make_eager_module(self.graph.module)
 
 
 @dataclass(frozen=True)
@@ -334,7 +338,7 @@ class Program:
         steps: In order.
         constants: Values of the registers after the graph's inputs.
         registers: How many registers there are.
-        outputs: For each output a register, or a `Literal` for a value known at compile time.
+        outputs: For each output a register, or a `LiteralOutput` for a value known at compile time.
 
     Attributes:
         steps: The same.
@@ -350,11 +354,11 @@ class Program:
         steps: Sequence[Instruction],
         constants: Sequence[Tensor],
         registers: int,
-        outputs: Sequence["int | Literal"],
+        outputs: Sequence["int | LiteralOutput"],
     ):
-        self.served = Served("exact", ())
+        self.served = ServedCalls("exact", ())
         self.steps = tuple(steps)
-        self._named = tuple(replace(s, run=always_named(s.name, s.run)) for s in steps)
+        self._named = tuple(replace(s, run=wrap_in_record_function(s.name, s.run)) for s in steps)
         self.constants = list(constants)
         self.registers = registers
         self.outputs = tuple(outputs)
@@ -362,7 +366,7 @@ class Program:
         self._is_single = [step.writes for step in self.steps] == [self.outputs]
         self._paced: Callable[[list[Any]], Sequence[Any]] | None = None
 
-    def prepare(self, values: Sequence[Any]) -> None:
+    def bind_weights_ahead(self, values: Sequence[Any]) -> None:
         """Binds the weights of all blocks before the first call.
 
         Args:
@@ -371,19 +375,19 @@ class Program:
         registers = [*values, *[None] * (self.registers - len(values))]
         for step in self.steps:
             if isinstance(step.run, Block):
-                step.run.prepare(step.read(registers))
+                step.run.bind_weights_ahead(step.read(registers))
 
-    def verify_again(self) -> None:
+    def verify_next_call(self) -> None:
         """Verifies the next call against eager, because its sizes are new."""
         for block in self.blocks:
-            block.verify_again()
+            block.verify_next_call()
 
-    def also_reports_to(self, report: GraphReport) -> None:
+    def add_report(self, report: GraphReport) -> None:
         """Adds the report of another graph that runs this program."""
         for block in self.blocks:
-            block.also_reports_to(report)
+            block.add_report(report)
 
-    def pace_whole(self, pace: PaceCheck, may_fall_back: bool, sized: Getter) -> None:
+    def time_whole_program(self, pace: SpeedCheck, may_fall_back: bool, sized: Getter) -> None:
         """Times all blocks together against eager.
 
         Args:
@@ -397,20 +401,22 @@ class Program:
             replace(s, run=s.run.run_eager) if isinstance(s.run, Block) else s for s in self.steps
         ]
         eager = Program(steps, self.constants, self.registers, self.outputs)
-        runs = Runs(lambda args: compiled(list(args)), lambda args: eager(list(args)), None, sized)
+        runs = TimedRuns(
+            lambda args: compiled(list(args)), lambda args: eager(list(args)), None, sized
+        )
 
         def settle(is_slower: bool) -> None:
             self._paced = None
             for block in self.blocks if is_slower else ():
-                block.settle(is_slower)
+                block.end_timing(is_slower)
 
         switch = EagerSwitch(eager, pace.reports, "graph", may_fall_back)
-        paced = pace.paced(parts, runs, switch, settle)
+        paced = pace.make_timed_calls(parts, runs, switch, settle)
         if paced is None:
             return
 
         def call(args: list[Any]) -> Sequence[Any]:
-            if not all(block.is_settled for block in self.blocks):
+            if not all(block.is_timing_over for block in self.blocks):
                 return compiled(args)
             if not any(block.is_compiled for block in self.blocks):
                 self._paced = None
@@ -439,11 +445,11 @@ class Program:
                 values[register] = result
             for register in step.dead:
                 values[register] = None
-        return [x.value if isinstance(x, Literal) else values[x] for x in self.outputs]
+        return [x.value if isinstance(x, LiteralOutput) else values[x] for x in self.outputs]
 
 
 @dataclass(frozen=True)
-class Literal:
+class LiteralOutput:
     """An output that is a constant: None or a number."""
 
     value: Any
@@ -473,12 +479,12 @@ def part_names(graph: str, on_backend: Sequence[bool]) -> list[str]:
     return [f"{graph} {'block' if x else 'eager'} {i}" for i, x in enumerate(on_backend, 1)]
 
 
-def profiled_as(name: str) -> contextlib.AbstractContextManager[Any]:
+def record_if_profiled(name: str) -> contextlib.AbstractContextManager[Any]:
     """Names the block in profiler traces, if one records (context manager)."""
     return record_function(name) if is_profiled() else _UNSEEN
 
 
-def always_named(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_in_record_function(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function in `record_function`; returns it unchanged for an empty name.
 
     Args:

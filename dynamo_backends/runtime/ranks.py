@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.interface.errors import OptionError, RankError, text_of
-from dynamo_backends.runtime.rank_watch import RankWatch, blame, told_apart
+from dynamo_backends.interface.errors import OptionError, RankError, error_text
+from dynamo_backends.runtime.rank_monitor import RankMonitor, describe_per_rank, make_rank_error
 
 _ALL_HERE = 300.0  # seconds in which all ranks have to begin
-_LONG = datetime.timedelta(days=365)  # who waits in vain is told by `RankWatch`, not by gloo
+_LONG = datetime.timedelta(days=365)  # who waits in vain is told by `RankMonitor`, not by gloo
 
 
-def is_shared() -> bool:
+def is_multiprocess() -> bool:
     """Returns whether torch.distributed has several real processes."""
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_initialized():
@@ -30,14 +30,14 @@ def is_shared() -> bool:
     return distributed.get_world_size() > 1 and distributed.get_backend() != "fake"
 
 
-class Ranks(RankWatch):
+class RankGroup(RankMonitor):
     """The ranks of the default process group, with collectives on the host.
 
     Args:
         stores: Stores of torch.distributed; one for each use.
         rank: This process.
         size: How many there are.
-        keeper: See `RankWatch`.
+        keeper: See `RankMonitor`.
     """
 
     def __init__(self, stores: tuple[Any, Any, Any], rank: int, size: int, keeper: RankError):
@@ -48,7 +48,7 @@ class Ranks(RankWatch):
         self._programs: list[str] = []
         self._before_end: list[Callable[[], None]] = []
 
-    def before_end(self, call: Callable[[], None]) -> None:
+    def register_exit_wait(self, call: Callable[[], None]) -> None:
         """Registers a function that waits for pending work before the process exits."""
         self._before_end.append(call)
 
@@ -56,10 +56,10 @@ class Ranks(RankWatch):
         """Returns an operation of torch.distributed on a group of its own."""
         if self._group is None:
             make = functools.partial(torch.distributed.new_group, backend="gloo", timeout=_LONG)
-            self._group = self.together("creates a process group", make)
-        return self.together(what, lambda: call(self._group), patience)
+            self._group = self.run_on_all_ranks("creates a process group", make)
+        return self.run_on_all_ranks(what, lambda: call(self._group), patience)
 
-    def gathered(self, what: str, value: Any, patience: float = math.inf) -> list[Any]:
+    def all_gather_object(self, what: str, value: Any, patience: float = math.inf) -> list[Any]:
         """Gathers a picklable value from every rank, on all ranks."""
         found: list[Any] = [None] * self.size
         gather = functools.partial(torch.distributed.all_gather_object, found, value)
@@ -78,7 +78,7 @@ class Ranks(RankWatch):
 
         self._of_group(what, send)
 
-    def joined(self, what: str, tensor: Tensor, patience: float = math.inf) -> list[Tensor]:
+    def all_gather(self, what: str, tensor: Tensor, patience: float = math.inf) -> list[Tensor]:
         """Gathers a host tensor of equal shape from every rank, on all ranks."""
         plain = tensor.detach().contiguous()
         data = plain.reshape(-1).view(torch.uint8)
@@ -87,7 +87,7 @@ class Ranks(RankWatch):
         self._of_group(what, lambda group: gather(group=group), patience)
         return [part.view(plain.dtype).reshape(plain.shape) for part in parts]
 
-    def agree(self, what: str, key: str, facts: Sequence[str], advice: str) -> None:
+    def require_agreement(self, what: str, key: str, facts: Sequence[str], advice: str) -> None:
         """Raises `RankError` on all ranks if their keys differ.
 
         Args:
@@ -99,14 +99,14 @@ class Ranks(RankWatch):
         Raises:
             RankError: They differ.
         """
-        found = self.gathered(what, (key, list(facts)))
+        found = self.all_gather_object(what, (key, list(facts)))
         first, ours = found[0]
         for rank, (other, theirs) in enumerate(found):
             if other != first:
                 pair = next(((a, b) for a, b in zip(ours, theirs, strict=False) if a != b), None)
                 if pair is None:
                     pair = f"has {len(ours)} of them", f"has {len(theirs)} of them"
-                said = told_apart({0: pair[0], rank: pair[1]})
+                said = describe_per_rank({0: pair[0], rank: pair[1]})
                 raise RankError(f"the ranks have different programs: {said}. {advice}", rank)
 
     def add_program(self, key: str) -> None:
@@ -114,7 +114,7 @@ class Ranks(RankWatch):
         if key not in self._programs:
             self._programs.append(key)
 
-    def check_program(self, what: str, key: str) -> None:
+    def require_same_program(self, what: str, key: str) -> None:
         """Raises `RankError` if ranks are about to run different programs.
 
         Raises:
@@ -123,7 +123,7 @@ class Ranks(RankWatch):
         if len(self._programs) < 2:
             return
         number = torch.tensor(self._programs.index(key))
-        first, *others = (int(each) for each in self.joined("chooses a program", number))
+        first, *others = (int(each) for each in self.all_gather("chooses a program", number))
         for rank, other in enumerate(others, 1):
             if other != first:
                 said = f"rank 0 runs program {first + 1}, but rank {rank} runs program {other + 1}"
@@ -131,10 +131,10 @@ class Ranks(RankWatch):
                     f"ranks run different operations at the same point: {said} of the compiled "
                     f"ones; rank {self.rank} {what}. Give all ranks batches of the same shapes"
                 )
-                self._fail(blame(rank, text))
+                self._fail(make_rank_error(rank, text))
 
     @contextlib.contextmanager
-    def drawing(self) -> Iterator[None]:
+    def share_rank0_generator(self) -> Iterator[None]:
         """Uses rank 0's CPU generator state on all ranks (context manager)."""
         mine = torch.get_rng_state()
         shared = mine.clone()
@@ -152,10 +152,10 @@ class Ranks(RankWatch):
             for call in self._before_end if self._failed is None else ():
                 call()
         with contextlib.suppress(Exception):  # the store may have ended before
-            self.leave()
+            self.announce_exit()
 
 
-_known: dict[tuple[int, int], tuple[Any, Ranks]] = {}
+_known: dict[tuple[int, int], tuple[Any, RankGroup]] = {}
 
 
 @atexit.register  # when this module is imported, so that it comes after what others do at the end
@@ -164,7 +164,7 @@ def _end_here() -> None:
 
     Its thread may come back from XLA while Python ends, which would end the process by a signal.
     """
-    waits = any(ranks.waits_in_vain for _, ranks in _known.values())
+    waits = any(ranks.is_blocked_forever for _, ranks in _known.values())
     if waits and getattr(sys, "last_value", None) is not None:
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
@@ -173,7 +173,7 @@ def _end_here() -> None:
         os._exit(1)
 
 
-def this_job() -> Ranks:
+def default_rank_group() -> RankGroup:
     """Returns the ranks of the default process group; connects on first use.
 
     Raises:
@@ -187,7 +187,7 @@ def this_job() -> Ranks:
     return _known[key][1]
 
 
-def _connected() -> Ranks:
+def _connected() -> RankGroup:
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     store = lambda: torch.distributed.PrefixStore("dynamo_backends", private.default_store())  # noqa: E731
     try:
@@ -195,26 +195,28 @@ def _connected() -> Ranks:
     except Exception as error:
         raise OptionError(
             f"mesh spans {size} processes, but the store of their process group cannot be shared "
-            f"({text_of(error)}). Use torchrun, or init_process_group with init_method='env://' "
+            f"({error_text(error)}). Use torchrun, or init_process_group with init_method='env://' "
             "or 'tcp://…'."
         ) from error
     silent = "does not respond: it exited or is suspended"
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        keeper = blame(None, f"torchrun's agent, which holds the store, {silent}")
+        keeper = make_rank_error(None, f"torchrun's agent, which holds the store, {silent}")
     else:
-        keeper = blame(0, f"rank 0, whose process holds torch.distributed's store, {silent}")
-    ranks = Ranks(stores, rank, size, keeper)
+        keeper = make_rank_error(
+            0, f"rank 0, whose process holds torch.distributed's store, {silent}"
+        )
+    ranks = RankGroup(stores, rank, size, keeper)
     atexit.register(ranks.close)
     try:
-        keys = [ranks.key(each) for each in range(size)]
+        keys = [ranks.store_key(each) for each in range(size)]
         ranks.store.wait(keys, datetime.timedelta(seconds=_ALL_HERE))
     except Exception as error:
-        missing = [each for each in range(size) if not ranks.store.check([ranks.key(each)])]
+        missing = [each for each in range(size) if not ranks.store.check([ranks.store_key(each)])]
         raise RankError(
             f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} did not reach "
             f"compile_step(mesh=…), or a graph with collectives, within {_ALL_HERE:.0f} seconds of "
             "this rank. Run the same calls on all ranks.",
             missing[0] if missing else None,
         ) from error
-    ranks.listen()
+    ranks.start_monitoring()
     return ranks

@@ -13,13 +13,13 @@ from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
 from dynamo_backends.runtime.device_tensor import DeviceTensor, as_device_tensor, handle_of
-from dynamo_backends.runtime.device_values import on_host, value_of
+from dynamo_backends.runtime.device_values import fetch_to_host, storage_value
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Residency:
+class DeviceResidency:
     """Decides on which device the results of a captured graph remain.
 
     Attributes:
@@ -37,7 +37,7 @@ class Residency:
         """
         if self.home is None:
             return lambda args: run(_taken(args, _on_host))
-        ends = private.ends_of_outputs(graph)
+        ends = private.classify_aot_outputs(graph)
         is_read = [end == "read" for end in ends]
 
         def call(args: list[Any]) -> Sequence[Any]:
@@ -53,7 +53,7 @@ class Residency:
 
         return call
 
-    def returned(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_results(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps AOT Autograd's function so that it returns `DeviceTensor`s."""
         if self.home is None:
             return compiled
@@ -68,7 +68,7 @@ class Residency:
         return call
 
 
-def home_of(values: Sequence[Any]) -> str | None:
+def device_of_values(values: Sequence[Any]) -> str | None:
     """Returns the device name of the first `DeviceTensor`; None if there is none."""
     return next((x.home for x in values if isinstance(x, DeviceTensor)), None)
 
@@ -82,11 +82,11 @@ def _taken(args: list[Any], convert: Callable[[Any], Any]) -> list[Any]:
 
 def _on_host(value: Any) -> Any:
     value = handle_of(value)
-    return on_host(value) if type(value) is Tensor else value
+    return fetch_to_host(value) if type(value) is Tensor else value
 
 
 def _wrapped(value: Any, home: str) -> Any:
-    if type(value) is not Tensor or value_of(value) is None:
+    if type(value) is not Tensor or storage_value(value) is None:
         return value
     if value.requires_grad:
         return _Wrap.apply(value, home)
@@ -105,5 +105,5 @@ class _Wrap(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         handle = handle_of(gradient)
         if handle.stride() != ctx.strides:  # AOT Autograd copies it
-            on_host(handle)
+            fetch_to_host(handle)
         return handle, None

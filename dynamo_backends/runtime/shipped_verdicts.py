@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "shipped"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """How calls of a kind are lowered: natively, decomposed, or in eager.
 
     Attributes:
@@ -34,13 +34,13 @@ class Verdict:
     decomposed: bool = False
 
     @property
-    def support(self) -> Support:
+    def as_support(self) -> Support:
         """The verdict as an answer of `Backend.supports`."""
         return Support(not self.reason, self.reason, self.decomposed)
 
 
 @dataclass(frozen=True)
-class HoldsFor:
+class VerdictConditions:
     """The package versions, CPU and source code that verdicts are valid for.
 
     Attributes:
@@ -57,7 +57,9 @@ class HoldsFor:
 
 
 @functools.cache
-def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdict]] | None:
+def read_verdict_table(
+    backend: str, processor: str
+) -> tuple[VerdictConditions, dict[str, TrialVerdict]] | None:
     """Reads a backend's verdict table and its conditions; None if there is none.
 
     Args:
@@ -69,7 +71,7 @@ def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdic
         return None
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
-        return HoldsFor(**table["holds_for"]), _unpacked(table)
+        return VerdictConditions(**table["holds_for"]), _unpacked(table)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         log.warning(
             "the table of operator trial results %s is damaged and is not used: %r", path, error
@@ -77,14 +79,14 @@ def read_table(backend: str, processor: str) -> tuple[HoldsFor, dict[str, Verdic
         return None
 
 
-def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
+def load_shipped_verdicts(backend: str, here: VerdictConditions) -> Mapping[str, TrialVerdict]:
     """Returns a backend's shipped verdicts; empty if they do not apply here.
 
     Args:
         backend: Name of the vendor's backend.
         here: What there is in this process.
     """
-    found = read_table(backend, here.processor)
+    found = read_verdict_table(backend, here.processor)
     if found is None:
         processor = here.processor or "an unknown processor class"
         log.info("there are no prebuilt operator trial results for %s on %s", backend, processor)
@@ -102,7 +104,9 @@ def shipped_verdicts(backend: str, here: HoldsFor) -> Mapping[str, Verdict]:
     return verdicts
 
 
-def write_table(backend: str, holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> Path:
+def write_verdict_table(
+    backend: str, holds_for: VerdictConditions, verdicts: Mapping[str, TrialVerdict]
+) -> Path:
     """Writes a backend's verdict table; returns its path.
 
     Args:
@@ -112,8 +116,8 @@ def write_table(backend: str, holds_for: HoldsFor, verdicts: Mapping[str, Verdic
     """
     path = _path(backend, holds_for.processor)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(table_text(holds_for, verdicts), encoding="utf-8")
-    read_table.cache_clear()
+    path.write_text(format_verdict_table(holds_for, verdicts), encoding="utf-8")
+    read_verdict_table.cache_clear()
     return path
 
 
@@ -121,7 +125,7 @@ def _path(backend: str, processor: str) -> Path:
     return FOLDER / backend / f"{processor.replace(' ', '-')}.json"
 
 
-def table_text(holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> str:
+def format_verdict_table(holds_for: VerdictConditions, verdicts: Mapping[str, TrialVerdict]) -> str:
     """Formats verdicts as sorted JSON text, one kind of call per line."""
     first = min(verdicts)
     settings = first[: first.find(") ") + 2]
@@ -139,10 +143,10 @@ def table_text(holds_for: HoldsFor, verdicts: Mapping[str, Verdict]) -> str:
     return json.dumps(table, indent=0, ensure_ascii=False) + "\n"
 
 
-def _unpacked(table: Mapping[str, Any]) -> dict[str, Verdict]:
+def _unpacked(table: Mapping[str, Any]) -> dict[str, TrialVerdict]:
     settings = table["settings"]
-    verdicts = {settings + kind: Verdict() for kind in table["native"]}
-    verdicts |= {settings + kind: Verdict(decomposed=True) for kind in table["decomposed"]}
+    verdicts = {settings + kind: TrialVerdict() for kind in table["native"]}
+    verdicts |= {settings + kind: TrialVerdict(decomposed=True) for kind in table["decomposed"]}
     for reason, kinds in table["eager"].items():
-        verdicts |= {settings + kind: Verdict(reason) for kind in kinds}
+        verdicts |= {settings + kind: TrialVerdict(reason) for kind in kinds}
     return verdicts

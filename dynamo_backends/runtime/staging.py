@@ -18,7 +18,7 @@ LIMIT = 1 << 16  # bytes
 Item = TypeVar("Item")
 
 
-def stage(
+def allocate_staging_tensors(
     items: Iterable[Item], describe: Callable[[Item], tuple[Sequence[int], torch.dtype]]
 ) -> tuple[list[tuple[Item, Tensor]], list[Item]]:
     """Allocates CPU tensors for items of at most 64 KiB; returns these and the rest.

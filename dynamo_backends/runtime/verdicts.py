@@ -19,13 +19,17 @@ import torch
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_rlock
-from dynamo_backends.interface.counters import TRIALS, stage
+from dynamo_backends.interface.counters import TRIALS, time_stage
 from dynamo_backends.interface.errors import TrialNeededError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
-from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
-from dynamo_backends.runtime.processor import processor, processor_class
-from dynamo_backends.runtime.shipped_verdicts import HoldsFor, Verdict, shipped_verdicts
+from dynamo_backends.runtime.compile_journal import ENDED, CompileJournalEntry, CompileOutcome
+from dynamo_backends.runtime.cpu_info import cpu_cache_key, cpu_isa_level
+from dynamo_backends.runtime.shipped_verdicts import (
+    TrialVerdict,
+    VerdictConditions,
+    load_shipped_verdicts,
+)
 
 FOLDER = "verdicts"
 """In the cache folder."""
@@ -38,7 +42,7 @@ _makes_trials = ContextVar("makes_trials", default=True)
 
 
 @contextlib.contextmanager
-def without_trials() -> Iterator[None]:
+def forbid_trials() -> Iterator[None]:
     """Raises `TrialNeededError` instead of running trials (context manager)."""
     token = _makes_trials.set(False)
     try:
@@ -52,17 +56,17 @@ _DECIDES = (
     "verify/trials",
     "verify/mismatch.py",
     "verify/reference.py",
-    "graph/attention.py",
+    "graph/attention_decompositions.py",
     "graph/call_tracing.py",
-    "graph/calls.py",
-    "graph/constants.py",
-    "graph/decompose.py",
-    "graph/decompositions.py",
+    "graph/call_arguments.py",
+    "graph/constant_evaluation.py",
+    "graph/call_decomposition.py",
+    "graph/decomposition_tables.py",
     "graph/layouts.py",
     "graph/legalize.py",
     "graph/masked_attention.py",
-    "graph/planned.py",
-    "graph/transformer_layers.py",
+    "graph/planned_decomposition.py",
+    "graph/transformer_decompositions.py",
 )
 
 _DO_NOT = (
@@ -78,7 +82,7 @@ _DO_NOT = (
 that users ask for, and what carries tensors to a compiled call and back."""
 
 
-class Verdicts:
+class VerdictStore:
     """The cached trial verdicts on one vendor's operator calls.
 
     They hold for the versions of its packages and of torch, for the processor, and for the code of
@@ -94,10 +98,10 @@ class Verdicts:
         self._backend = backend
         self.sources = tuple(sources)
         self._shipped = shipped
-        self._known: dict[str, Verdict] = {}
+        self._known: dict[str, TrialVerdict] = {}
         self._lock = fork_safe_rlock()
 
-    def __call__(self, kind: str, find: Callable[[], Verdict], keep: bool) -> Verdict:
+    def __call__(self, kind: str, find: Callable[[], TrialVerdict], keep: bool) -> TrialVerdict:
         """Returns the verdict on a kind of call, which `find` gives the first time.
 
         Args:
@@ -108,23 +112,23 @@ class Verdicts:
         with self._lock:
             verdict = self.get(kind, keep)
             if verdict is None:
-                with stage(TRIALS), disable_current_modes(), torch.no_grad():
+                with time_stage(TRIALS), disable_current_modes(), torch.no_grad():
                     verdict = self._tried(kind, find) if keep else find()
                 self.put(kind, verdict, keep)
             return verdict
 
-    def _tried(self, kind: str, find: Callable[[], Verdict]) -> Verdict:
+    def _tried(self, kind: str, find: Callable[[], TrialVerdict]) -> TrialVerdict:
         """Returns a verdict by a trial, unless one has ended a process."""
-        journal = CompileJournal(self._key(kind))
-        if journal.outcome is not Outcome.UNKNOWN:
-            return Verdict(ENDED)
-        with journal.running():
+        journal = CompileJournalEntry(self._key(kind))
+        if journal.outcome is not CompileOutcome.UNKNOWN:
+            return TrialVerdict(ENDED)
+        with journal.note_running():
             return find()
 
-    def beforehand(
+    def find_in_batch(
         self,
         calls: Mapping[str, T],
-        find: Callable[[Mapping[str, T]], Mapping[str, Verdict]],
+        find: Callable[[Mapping[str, T]], Mapping[str, TrialVerdict]],
         keep: bool,
     ) -> None:
         """Finds verdicts on several kinds of calls in one trial, where possible.
@@ -140,12 +144,12 @@ class Verdicts:
             unknown = {kind: call for kind, call in calls.items() if self.get(kind, keep) is None}
             if len(unknown) < 2:
                 return
-            with stage(TRIALS), disable_current_modes(), torch.no_grad():
+            with time_stage(TRIALS), disable_current_modes(), torch.no_grad():
                 found = find(unknown)
             for kind, verdict in found.items():
                 self.put(kind, verdict, keep)
 
-    def get(self, kind: str, keep: bool) -> Verdict | None:
+    def get(self, kind: str, keep: bool) -> TrialVerdict | None:
         """Returns the verdict on a kind of call; None if there is none.
 
         Raises:
@@ -155,14 +159,14 @@ class Verdicts:
         if verdict is None and keep:
             parts = _cache().get(self._key(kind))
             if parts is not None:
-                verdict = self._known[kind] = Verdict(**json.loads(parts["verdict"]))
+                verdict = self._known[kind] = TrialVerdict(**json.loads(parts["verdict"]))
         if verdict is None and self._shipped:
             verdict = self._table.get(kind)
         if verdict is None and not _makes_trials.get():
             raise TrialNeededError(f"{self._backend} has to run a trial of an operator: {kind}")
         return verdict
 
-    def put(self, kind: str, verdict: Verdict, keep: bool) -> None:
+    def put(self, kind: str, verdict: TrialVerdict, keep: bool) -> None:
         """Stores the verdict on a kind of call."""
         self._known[kind] = verdict
         if keep:
@@ -172,26 +176,26 @@ class Verdicts:
         return hashlib.sha256(f"{self._holds_for} {kind}".encode()).hexdigest()
 
     @property
-    def known(self) -> Mapping[str, Verdict]:
+    def known_verdicts(self) -> Mapping[str, TrialVerdict]:
         """The verdicts that this process found by trials or read from disk."""
         return dict(self._known)
 
-    def here(self) -> HoldsFor:
+    def current_conditions(self) -> VerdictConditions:
         """Returns the versions, CPU and source digest of this process."""
-        return HoldsFor(
+        return VerdictConditions(
             get_backend(self._backend).versions(),
             ".".join(torch.__version__.split(".")[:2]),
-            processor_class(),
+            cpu_isa_level(),
             source_digest(*self.sources, *_DECIDES, without=_DO_NOT),
         )
 
     @functools.cached_property
-    def _table(self) -> Mapping[str, Verdict]:
-        return shipped_verdicts(self._backend, self.here())
+    def _table(self) -> Mapping[str, TrialVerdict]:
+        return load_shipped_verdicts(self._backend, self.current_conditions())
 
     @functools.cached_property
     def _holds_for(self) -> str:
-        return f"{self.here()} {torch.__version__} {processor()}"
+        return f"{self.current_conditions()} {torch.__version__} {cpu_cache_key()}"
 
 
 def _cache() -> DiskCache:

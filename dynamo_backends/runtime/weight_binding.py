@@ -17,12 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import has_storage, physical, plain_parts
+from dynamo_backends._torch_private import flatten_wrapper, has_storage, strip_conj_neg_bits
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.interface.counters import VENDOR, StageClock, clocked, stage, total
+from dynamo_backends.interface.counters import (
+    VENDOR,
+    StageClock,
+    time_stage,
+    total,
+    use_stage_clock,
+)
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.device_tensor import contents_of, handle_of
+from dynamo_backends.runtime.device_tensor import device_value_of, handle_of
 
 Policy = Literal["probe", "strict", "off"]
 
@@ -32,7 +38,7 @@ _LINE = 64  # bytes; where runs begin, if they can
 _CANDIDATES = 16
 _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_snapshots: "weakref.WeakSet[Snapshot]" = weakref.WeakSet()
+_snapshots: "weakref.WeakSet[WeightSnapshot]" = weakref.WeakSet()
 
 
 @functools.cache
@@ -49,24 +55,24 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         return
     stepped = _storages(p for group in optimizer.param_groups for p in group["params"])
     for snapshot in alive:
-        snapshot.note_step(stepped)
+        snapshot.note_optimizer_step(stepped)
 
 
 def _storages(tensors: Iterable[Tensor]) -> frozenset[int]:
     # Of these tensors, not of those that stand in for them while a step is captured.
     with torch._C.DisableTorchFunction():
-        parts = [part for tensor in tensors for part in plain_parts(handle_of(tensor))]
+        parts = [part for tensor in tensors for part in flatten_wrapper(handle_of(tensor))]
         return frozenset(t.untyped_storage().data_ptr() for t in parts if has_storage(t))
 
 
-def bits_of(tensor: Tensor) -> Tensor:
+def value_bits(tensor: Tensor) -> Tensor:
     """Returns a tensor's values as integer bits, so that NaN equals NaN."""
     return memory_bits(tensor.resolve_conj().resolve_neg())
 
 
 def memory_bits(tensor: Tensor) -> Tensor:
     """Returns a view of memory as integers, ignoring lazy conjugation and negation."""
-    tensor = physical(tensor.detach())
+    tensor = strip_conj_neg_bits(tensor.detach())
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if tensor.dtype in _INTEGER.values():
@@ -101,7 +107,7 @@ def _samples(tensor: Tensor) -> list[Tensor]:
     return [line[starts[i] : starts[i] + _RUN] for i in best.tolist()]
 
 
-def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
+def weight_addresses(weights: Sequence[Tensor]) -> tuple[int, ...]:
     """Returns the addresses of weights, as a lookup key."""
     found = tuple(map(Tensor.data_ptr, weights))
     return found if all(found) else tuple(map(_place, weights, found))
@@ -109,7 +115,7 @@ def pointers(weights: Sequence[Tensor]) -> tuple[int, ...]:
 
 def _place(weight: Tensor, address: int) -> int:
     """An address, or for a tensor that lives on a device what tells its contents from others."""
-    value = contents_of(weight)
+    value = device_value_of(weight)
     return address if value is None else -id(value)
 
 
@@ -121,7 +127,7 @@ def _are(refs: _References, weights: Sequence[Tensor]) -> bool:
     return all(ref() is w for ref, w in zip(refs, weights, strict=True))
 
 
-class Snapshot:
+class WeightSnapshot:
     """The addresses, versions and sampled values of prepared weights.
 
     Args:
@@ -145,7 +151,7 @@ class Snapshot:
         self._copied = operator.itemgetter(*copied) if len(copied) > 1 else None
         self._single = next(iter(copied)) if len(copied) == 1 else None
         watched = self._watched(weights)
-        self._values = [value for w in watched if (value := contents_of(w)) is not None]
+        self._values = [value for w in watched if (value := device_value_of(w)) is not None]
         self._stamps = [value.stamp for value in self._values]
         self._versioned = not any(w.is_inference() for w in watched)
         self._versions = [w._version for w in watched] if self._versioned else []
@@ -156,7 +162,7 @@ class Snapshot:
         views: list[Tensor] = []
         self._runs: list[memoryview] = []
         for weight in watched:
-            if contents_of(weight) is not None:
+            if device_value_of(weight) is not None:
                 continue  # each write to it is counted
             if self._strict:
                 views.append(memory_bits(weight))
@@ -174,11 +180,11 @@ class Snapshot:
         self._contents = [self._read(group) for group in self._views]
         self.refs: _References = [weakref.ref(w, lambda _: on_death()) for w in weights]
 
-    def is_of(self, weights: Sequence[Tensor]) -> bool:
+    def has_same_weights(self, weights: Sequence[Tensor]) -> bool:
         """Returns whether these are the same tensor objects, wherever their memory is now."""
         return _are(self.refs, weights)
 
-    def note_step(self, storages: frozenset[int]) -> None:
+    def note_optimizer_step(self, storages: frozenset[int]) -> None:
         """Marks the snapshot stale if an optimizer updated one of its storages."""
         if not self._storages.isdisjoint(storages):
             self._stepped = True
@@ -248,26 +254,26 @@ class WeightBinding:
         self._limit = MODELS
         self._recent: _Model | None = None
 
-    def bound(self, weights: Sequence[Tensor]) -> Bound:
+    def bind(self, weights: Sequence[Tensor]) -> Bound:
         """Returns the function bound to these weights; rebinds changed ones."""
         model = self._recent
-        key = pointers(weights)
+        key = weight_addresses(weights)
         if model is not None and model.key == key and model.is_current(weights):
             return model.bound
         with self._lock:
             return self._find(key, weights).bound
 
-    def prepare(self, weights: Sequence[Tensor]) -> None:
+    def bind_ahead(self, weights: Sequence[Tensor]) -> None:
         """Binds weights before a call; discards them if they changed meanwhile."""
-        before = Snapshot(weights, range(len(weights)), self._policy, lambda: None)
-        self.bound(weights)
+        before = WeightSnapshot(weights, range(len(weights)), self._policy, lambda: None)
+        self.bind(weights)
         if not before.is_current(weights):  # it is not known which contents were prepared
-            self._forget(pointers(weights))
+            self._forget(weight_addresses(weights))
 
     def _find(self, key: tuple[int, ...], weights: Sequence[Tensor]) -> "_Model":
         model = self._models.pop(key, None)
         if model is None:  # weights that moved leave their old memory behind
-            for old in [k for k, m in self._models.items() if m.snapshot.is_of(weights)]:
+            for old in [k for k, m in self._models.items() if m.snapshot.has_same_weights(weights)]:
                 model = self._models.pop(old)
         if model is None:
             self._note_return(key, weights)
@@ -305,12 +311,12 @@ class WeightBinding:
         elif is_evicting := len(self._models) >= self._limit:
             before = self._evict()
         wasted = 1 if before is None else before.wasted + 1
-        with clocked(StageClock(self._report.stage_seconds)), stage(VENDOR):
+        with use_stage_clock(StageClock(self._report.stage_seconds)), time_stage(VENDOR):
             live = self._executable.bind_live(weights) if wasted > WASTED else None
             bound, copied = live or self._executable.bind(weights)
         is_asked = live is not None or wasted <= WASTED or wasted % ASK_AGAIN == 0
         watched = copied if is_asked else ()
-        snapshot = Snapshot(weights, watched, self._policy, self._forgetting(key))
+        snapshot = WeightSnapshot(weights, watched, self._policy, self._forgetting(key))
         rest = wasted if live else 0
         is_evicting = is_evicting and wasted > WASTED
         return _Model(key, bound, snapshot, is_asked, wasted, rest, is_evicting)
@@ -350,7 +356,7 @@ class _Model:
 
     key: tuple[int, ...]
     bound: Bound
-    snapshot: Snapshot
+    snapshot: WeightSnapshot
     is_asked: bool
     wasted: int
     rest: int

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, has_llvm
-from dynamo_backends.graph.calls import call_tensors, unknown_shape
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.call_arguments import collect_call_tensors, dynamic_shape_reason
+from dynamo_backends.graph.decomposition_tables import decomposition_table
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.runtime.prepared_executables import with_prologue
-from dynamo_backends.runtime.ranged import for_range
+from dynamo_backends.runtime.ranged_calls import make_for_range
 
 # Of PyTorch's own wheels.
 _REINSTALL = "pip install --force-reinstall torch"
@@ -48,8 +48,8 @@ class TorchScript(Backend):
         """Returns whether what this backend needs of TorchScript is there."""
         return Availability(True, f"TorchScript of torch {torch.__version__}")
 
-    def prepare(self, graph: Graph, options: Any) -> None:
-        """See `Backend.prepare`."""
+    def check_graph(self, graph: Graph, options: Any) -> None:
+        """See `Backend.check_graph`."""
         for node in graph.placeholders:
             value = node.meta["val"]
             if isinstance(value, Tensor) and not self._runs_on(value.device.type, value):
@@ -62,8 +62,8 @@ class TorchScript(Backend):
     def _runs_on(self, device: str, value: Tensor) -> bool:
         return not self.devices or device in self.devices or (device == "cpu" and not value.ndim)
 
-    def keeps(self, options: Any) -> Collection[OpOverload]:
-        """See `Backend.keeps`: torch's own operators are faster whole."""
+    def preserved_operators(self, options: Any) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`: torch's own operators are faster whole."""
         return whole_operators()
 
     def supports(self, node: fx.Node, options: Any) -> Support:
@@ -74,7 +74,7 @@ class TorchScript(Backend):
             name = node.target._schema.name
             if name in _STRIDED and not self.keeps_strides:
                 return Support(False, "it depends on the strides of its input")
-            shape = unknown_shape(node)
+            shape = dynamic_shape_reason(node)
             if shape is not None:
                 return Support(False, shape)
         reason = why_not(node)
@@ -92,7 +92,7 @@ def whole_operators() -> frozenset[OpOverload]:
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_flash_attention_for_cpu.default,
     }
-    return frozenset(op for op in decompositions(()) if tag not in op.tags) | attention
+    return frozenset(op for op in decomposition_table(()) if tag not in op.tags) | attention
 
 
 class TsTrace(TorchScript):
@@ -112,7 +112,7 @@ class TsTrace(TorchScript):
         def make(ranged: bool) -> Executable:
             return with_prologue(graph, lambda rest: ScriptExecutable(rest, ranged=ranged))
 
-        return for_range(graph, make)
+        return make_for_range(graph, make)
 
 
 class Ofi(TorchScript):
@@ -128,7 +128,7 @@ class Ofi(TorchScript):
         """See `Backend.compile`."""
         from dynamo_backends.torchscript.runtime import OptimizedExecutable
 
-        return for_range(graph, lambda ranged: OptimizedExecutable(graph, ranged=ranged))
+        return make_for_range(graph, lambda ranged: OptimizedExecutable(graph, ranged=ranged))
 
 
 class StaticRuntime(TorchScript):
@@ -163,7 +163,7 @@ class StaticRuntime(TorchScript):
 
         if graph.kind != "inference":
             raise CompileError("Static Runtime's results cannot be differentiated")
-        return for_range(graph, lambda ranged: StaticExecutable(graph, ranged=ranged))
+        return make_for_range(graph, lambda ranged: StaticExecutable(graph, ranged=ranged))
 
 
 class NNC(TorchScript):
@@ -217,7 +217,9 @@ class OneDNNGraph(TorchScript):
 
     def supports(self, node: fx.Node, options: Any) -> Support:
         """See `Backend.supports`. The fuser fails at run time on other tensors than these."""
-        if not all(tensor.is_floating_point() and tensor.ndim for tensor in call_tensors(node)):
+        if not all(
+            tensor.is_floating_point() and tensor.ndim for tensor in collect_call_tensors(node)
+        ):
             return Support(
                 False, "oneDNN Graph supports floating-point tensors with at least one dimension"
             )

@@ -12,12 +12,12 @@ from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private.forks import fork_safe_lock, fork_safe_rlock
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.runtime.prepared_executables import (
-    LiveExecutable,
     PreparedExecutable,
     Run,
-    computing,
+    UnfrozenExecutable,
+    wrap_for_lazy_inputs,
 )
-from dynamo_backends.runtime.ranged import RangedCalls
+from dynamo_backends.runtime.ranged_calls import RangedCalls
 from dynamo_backends.torchscript.lowering import lower
 
 Fuser = Literal["nnc", "onednn"]
@@ -56,7 +56,7 @@ _AT_ONCE: dict[Any, Any] = {
 _CALLS_UNTIL_FUSED = 3  # one is profiled, one compiles the plan that the third one initialises
 
 
-class ScriptExecutable(LiveExecutable):
+class ScriptExecutable(UnfrozenExecutable):
     """TorchScript that reads weights where they are.
 
     Args:
@@ -134,7 +134,9 @@ class StaticExecutable(FrozenExecutable):
         """See `FrozenExecutable.finish`."""
         run = private.static_module(module)
         values = [place.meta["val"] for place in self.graph.placeholders]
-        return _StaticModule(computing(run) if any(map(private.is_lazy, values)) else run)
+        return _StaticModule(
+            wrap_for_lazy_inputs(run) if any(map(private.has_conj_or_neg_bit, values)) else run
+        )
 
 
 def materialize_conj_neg(graph: Graph) -> Graph:

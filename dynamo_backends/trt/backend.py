@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph, foreign_input
-from dynamo_backends.graph.graph import device_index as index_of_device
+from dynamo_backends.graph.graph import Graph, find_device_index, find_input_off_device
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError
 from dynamo_backends.interface.plan import Plan
@@ -35,7 +34,7 @@ class TensorRT(Backend):
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if no := self.lacks():
+        if no := self.check_packages():
             return no
         reason = vendor.why_unavailable()
         if reason is not None:
@@ -46,8 +45,8 @@ class TensorRT(Backend):
         version = vendor.tensorrt().__version__
         return Availability(True, f"TensorRT {version}", devices=(driver().kind,))
 
-    def prepare(self, graph: Graph, options: TensorRTOptions) -> None:
-        """See `Backend.prepare`."""
+    def check_graph(self, graph: Graph, options: TensorRTOptions) -> None:
+        """See `Backend.check_graph`."""
         require_device(graph, self.name)
         if vendor.tensorrt_version()[0] >= 11 and not options.strongly_typed:
             raise OptionError(
@@ -56,14 +55,14 @@ class TensorRT(Backend):
                 "networks only."
             )
 
-    def keeps(self, options: TensorRTOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`: whatever has a lowering that is used."""
+    def preserved_operators(self, options: TensorRTOptions) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`: whatever has a lowering that is used."""
         from dynamo_backends.onnx.exporter_lowerings import lowered_overloads
 
         return lowered_overloads()
 
-    def decomposes(self, options: TensorRTOptions) -> Collection[OpOverload]:
-        """See `Backend.decomposes`."""
+    def decomposed_operators(self, options: TensorRTOptions) -> Collection[OpOverload]:
+        """See `Backend.decomposed_operators`."""
         from dynamo_backends.onnx.exporter_lowerings import unlowered_overloads
 
         return unlowered_overloads()
@@ -87,7 +86,7 @@ class TensorRT(Backend):
 def require_device(graph: Graph, name: str) -> None:
     """Raises `DeviceError` if an input is elsewhere than TensorRT can read it; numbers may be."""
     kind = driver().kind
-    found = foreign_input(graph, kind)
+    found = find_input_off_device(graph, kind)
     if found is not None:
         raise DeviceError(
             f"{name} runs on {kind.upper()} tensors, and an input is on {found.device.type}; "
@@ -104,4 +103,4 @@ def _settings(graph: Graph, options: TensorRTOptions) -> Any:
 
 def device_index(graph: fx.Graph) -> int:
     """Index of the device that a graph's tensors are on."""
-    return index_of_device(graph.nodes, driver().kind) or 0
+    return find_device_index(graph.nodes, driver().kind) or 0

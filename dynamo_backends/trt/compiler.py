@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import forget_sizes, is_ranged
+from dynamo_backends.graph.symbolic_sizes import drop_size_expressions, has_size_expressions
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.executable import Executable
-from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.onnx.lowering import lower_to_onnx
 from dynamo_backends.runtime.prepared_executables import Prologue
 from dynamo_backends.trt.engine_builder import Profile, Settings, build, profile, serialize
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
@@ -37,7 +37,7 @@ def compile_graph(graph: Graph, settings: Settings) -> Executable:
         graph = reduce_precision(graph, reduced)
     prologue = Prologue(graph)
     graph = prologue.rest
-    if is_ranged(graph.module.graph):
+    if has_size_expressions(graph.module.graph):
         try:
             found = _find(graph, settings, ranged=True)
             return TensorRTExecutable(graph, *found, prologue)
@@ -58,7 +58,7 @@ def _find(graph: Graph, settings: Settings, ranged: bool) -> tuple[SharedEngine,
         return profile(written, names, settings.options.max_size)
 
     def make(adjust: Callable[[Profile], Profile]) -> Plan:
-        lowered = lower(written, ranged)
+        lowered = lower_to_onnx(written, ranged)
         model = serialize(lowered.model)
         wanted = adjust(profile_for(lowered.inputs))
         return Plan(build(model, wanted, settings), model, lowered.inputs, lowered.outputs, wanted)
@@ -78,5 +78,5 @@ def engine_graph(graph: Graph) -> Graph:
 def _static(graph: Graph) -> Graph:
     """Returns a copy that has forgotten where its sizes come from."""
     copy = graph.copy()
-    forget_sizes(copy.module.graph)
+    drop_size_expressions(copy.module.graph)
     return copy

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends.graph.graph import why_no_cuda
+from dynamo_backends.graph.graph import cuda_unavailable_reason
 from dynamo_backends.trt import vendor
 
 _INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
@@ -27,7 +27,7 @@ class Cuda:
 
     def why_not(self) -> str | None:
         """Returns why there is no device; None if there is one."""
-        return why_no_cuda()
+        return cuda_unavailable_reason()
 
     def remedy(self) -> str:
         """Returns the command that shows or mends what is missing."""

@@ -14,9 +14,9 @@ import onnx_ir as ir
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import input_storage
-from dynamo_backends.graph.precision import allowed_tf32
-from dynamo_backends.graph.sizes import SIZES, Size
+from dynamo_backends.graph.layouts import infer_input_layout
+from dynamo_backends.graph.precision import read_tf32_settings
+from dynamo_backends.graph.symbolic_sizes import SIZES, SizeWithExpression
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.onnx.lowering import WEIGHTS_FILE
 from dynamo_backends.runtime.cache import DiskCache, cache_folder
@@ -78,7 +78,7 @@ def profile(graph: Graph, names: Sequence[str | None], max_size: int) -> dict[st
         if name is None or i in weights or not isinstance(value, Tensor):
             continue
         sizes = node.meta.get(SIZES) or tuple(value.shape)
-        order = input_storage(value).order
+        order = infer_input_layout(value).order
         ranges = [_range(sizes[d], max_size) for d in order]
         best = tuple(int(value.shape[d]) for d in order)
         found[name] = Range(tuple(r[0] for r in ranges), best, tuple(r[1] for r in ranges))
@@ -86,7 +86,7 @@ def profile(graph: Graph, names: Sequence[str | None], max_size: int) -> dict[st
 
 
 def _range(size: int, max_size: int) -> tuple[int, int]:
-    if not isinstance(size, Size):
+    if not isinstance(size, SizeWithExpression):
         return int(size), int(size)
     upper = max_size * int(size) if size.upper is None else size.upper
     return min(size.lower, int(size)), max(upper, int(size))
@@ -138,7 +138,7 @@ class Settings:
     @classmethod
     def of(cls, options: TensorRTOptions, device: int) -> "Settings":
         """As torch's flags are now."""
-        allowed = options.precision == "fp32" and allowed_tf32().everywhere
+        allowed = options.precision == "fp32" and read_tf32_settings().allowed_everywhere
         return cls(options, device, options.precision == "tf32" or allowed)
 
     def key(self) -> str:

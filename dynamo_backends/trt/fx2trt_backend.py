@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.precision import allowed_tf32
+from dynamo_backends.graph.precision import read_tf32_settings
 from dynamo_backends.interface.backend import Availability, Backend
-from dynamo_backends.interface.errors import as_compile_error, first_line
+from dynamo_backends.interface.errors import first_line, reraise_as_compile_error
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.plan import SUPPORTED, Support
 from dynamo_backends.runtime.prepared_executables import PreparedExecutable, Run
 from dynamo_backends.trt.backend import device_index, require_device
 from dynamo_backends.trt.device import driver
 from dynamo_backends.trt.precision import DTYPES, reduce_precision
-from dynamo_backends.verify.trials.trials import not_plain
+from dynamo_backends.verify.trials.call_trials import why_untriable
 
 _VENDOR = "torch_tensorrt"
 
@@ -79,13 +79,13 @@ class Fx2TRT(Backend):
             return Availability(False, missing, driver().remedy())
         return Availability(True, f"torch_tensorrt {version}", devices=(driver().kind,))
 
-    def prepare(self, graph: Graph, options: Fx2TRTOptions) -> None:
-        """See `Backend.prepare`."""
+    def check_graph(self, graph: Graph, options: Fx2TRTOptions) -> None:
+        """See `Backend.check_graph`."""
         require_device(graph, self.name)
 
     def supports(self, node: fx.Node, options: Fx2TRTOptions) -> Support:
         """See `Backend.supports`: what torch_tensorrt has a converter for."""
-        reason = not_plain(node, _VENDOR)
+        reason = why_untriable(node, _VENDOR)
         if reason is not None:
             return Support(False, reason)
         value = node.meta["val"]
@@ -116,7 +116,7 @@ class _Converted(PreparedExecutable):
         """See `PreparedExecutable.prepare`."""
         constants = dict(zip(self._source.weights, weights, strict=False))  # none of them: live
         module, examples, reads = _module(self._source, constants, self._device)
-        with as_compile_error(f"{_VENDOR} cannot compile the block", first_line):
+        with reraise_as_compile_error(f"{_VENDOR} cannot compile the block", first_line):
             compiled = _vendor().compile(
                 module, ir="dynamo", inputs=examples, **_settings(self._options, self._device)
             )
@@ -163,7 +163,7 @@ def _module(
 
 
 def _settings(options: Fx2TRTOptions, device: torch.device) -> dict[str, Any]:
-    tf32 = options.precision == "tf32" or allowed_tf32().everywhere
+    tf32 = options.precision == "tf32" or read_tf32_settings().allowed_everywhere
     return {
         "device": device,
         "disable_tf32": not tf32,

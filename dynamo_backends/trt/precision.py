@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.precision import PRODUCTS
-from dynamo_backends.graph.sizes import SIZES
+from dynamo_backends.graph.symbolic_sizes import SIZES
 
 aten = torch.ops.aten
 

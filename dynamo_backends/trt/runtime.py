@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, in_row_major
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter, to_row_major
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.report import GraphReport
@@ -76,7 +76,7 @@ class TensorRTExecutable(Executable):
             if tensor.data_ptr() != made[x.place].data_ptr():
                 copied.add(x.place)
         lease = self.program.lease(key, self.owned(made))
-        return self._run(lease, shared), self._prologue.copied(copied)
+        return self._run(lease, shared), self._prologue.copied_positions(copied)
 
     def owned(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
         """Returns the weights of the engine by their names, row-major.
@@ -84,7 +84,7 @@ class TensorRTExecutable(Executable):
         Args:
             weights: Those that the prologue has made.
         """
-        return {name: in_row_major(weights[k]) for k, name in self._owned}
+        return {name: to_row_major(weights[k]) for k, name in self._owned}
 
     def _run(self, lease: Lease, shared: Sequence[tuple[str, Tensor]]) -> Bound:
         inputs, outputs, device = self._inputs, self._outputs, self._device
@@ -124,8 +124,8 @@ class TensorRTExecutable(Executable):
         values = [node.meta["val"] for node in self.graph.outputs]
         return [(y.name, v) for y, v in zip(self._outputs, values, strict=True)]
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `Executable.report_to`."""
+    def set_report(self, report: GraphReport) -> None:
+        """See `Executable.set_report`."""
         report.cache_hits += self.from_disk
 
 
@@ -160,7 +160,7 @@ class _Input(_Place):
 
     def __init__(self, place: int, name: str, value: Tensor):
         self.place = place
-        self.check = Importer(value)
+        self.check = InputConverter(value)
         super().__init__(name, value, self.check.dense_shape)
 
 
@@ -168,6 +168,6 @@ class _Output(_Place):
     """An output of the model."""
 
     def __init__(self, name: str, value: Tensor):
-        self.export: Any = Exporter(value)
+        self.export: Any = OutputConverter(value)
         shape = self.export.storage.dense_shape(value.shape)
         super().__init__(name, value, tuple(map(int, shape)))

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
 from dynamo_backends.interface.errors import CompileError, DeviceError
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.cache import DiskCache, cache_folder, source_digest
-from dynamo_backends.runtime.load_or_compile import whole_executable
+from dynamo_backends.runtime.load_or_compile import require_single_executable
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.device import driver, to_tensorrt
 from dynamo_backends.trt.engine import Engine
@@ -235,8 +235,8 @@ class SavedEngine:
         if engine.tensors() != expected:
             raise CompileError(f"the engine has the tensors {engine.tensors()}, not {expected}")
         self._engine = engine
-        self._inputs = [(x.name, Importer(x.fake())) for x in inputs]
-        self._outputs = [(x.name, x.dtype, Exporter(x.fake()), x.stored()) for x in outputs]
+        self._inputs = [(x.name, InputConverter(x.fake())) for x in inputs]
+        self._outputs = [(x.name, x.dtype, OutputConverter(x.fake()), x.stored()) for x in outputs]
         self._device = torch.device(driver().kind, device)
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
@@ -275,7 +275,7 @@ class _Tensor:
 
     def stored(self) -> tuple[int, ...]:
         """Returns the shape in the order of memory."""
-        return Exporter(self.fake()).storage.dense_shape(self._shape)
+        return OutputConverter(self.fake()).storage.dense_shape(self._shape)
 
 
 def _describe(name: str, value: Tensor) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def _describe(name: str, value: Tensor) -> dict[str, Any]:
 
 def _executable(report: GraphReport) -> TensorRTExecutable:
     hint = " alone; set the option cudagraphs to False"
-    executable = whole_executable(report, TensorRTExecutable, "TensorRT", hint)
+    executable = require_single_executable(report, TensorRTExecutable, "TensorRT", hint)
     if executable.shares_weights:
         raise CompileError(
             "the graph reads weights that are not floating-point tensors without copying them, so "

@@ -17,20 +17,21 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import FakeTensorMode, disable_current_modes
-from dynamo_backends.graph.calls import call_tensors
-from dynamo_backends.graph.decompositions import has_decomposition
+from dynamo_backends.graph.call_arguments import collect_call_tensors
+from dynamo_backends.graph.decomposition_tables import has_decomposition
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.planned import compile_decomposed
+from dynamo_backends.graph.planned_decomposition import compile_decomposed
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.onnx import exporter_lowerings
-from dynamo_backends.onnx.dtypes import call_of
-from dynamo_backends.onnx.lowering import lower
+from dynamo_backends.onnx.dtypes import source_call_name
+from dynamo_backends.onnx.lowering import lower_to_onnx
 from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings
-from dynamo_backends.ort.trial import Verdict, verdict
+from dynamo_backends.ort.trial import find_verdict
 from dynamo_backends.runtime.cache import LRU
+from dynamo_backends.runtime.verdicts import TrialVerdict
 from dynamo_backends.trt import vendor
 from dynamo_backends.trt.device import NAMES, driver
 from dynamo_backends.trt.engine_builder import (
@@ -41,7 +42,7 @@ from dynamo_backends.trt.engine_builder import (
     serialize,
 )
 from dynamo_backends.trt.runtime import owned_weights
-from dynamo_backends.verify.trials.trials import not_plain, read_results
+from dynamo_backends.verify.trials.call_trials import add_getitem_nodes, why_untriable
 
 _CPU = SessionSettings(providers=(("CPUExecutionProvider", ()),), threads=1)
 
@@ -55,14 +56,14 @@ _JUDGED = "in a trial "
 # Runtime, on the CPU, where a trial takes milliseconds (see `ort.trial`): one call alone, on
 # awkward inputs, judged against eager. What ONNX Runtime has no kernel for on the CPU stays
 # unjudged.
-def known_verdict(node: fx.Node) -> Verdict | None:
+def known_verdict(node: fx.Node) -> TrialVerdict | None:
     """Returns the verdict on a call if no parser is needed; None if it is open.
 
     Args:
         node: A call whose inputs are tensors of static shapes.
     """
-    found = verdict(_twin(node), lambda graph: compile_graph(graph, _CPU), _CPU, keep=False)
-    if found.support.yes or found.support.reason.startswith(_JUDGED):
+    found = find_verdict(_twin(node), lambda graph: compile_graph(graph, _CPU), _CPU, keep=False)
+    if found.as_support.yes or found.as_support.reason.startswith(_JUDGED):
         return found
     return None
 
@@ -79,7 +80,7 @@ def _twin(node: fx.Node) -> fx.Node:
     copy.args = fx.node.map_aggregate(copy.args, _replaced)
     copy.kwargs = fx.node.map_aggregate(copy.kwargs, _replaced)
     copy.meta = {"val": _moved(node.meta["val"], mode)}
-    graph.output(tuple(read_results(copy, node)))
+    graph.output(tuple(add_getitem_nodes(copy, node)))
     return copy
 
 
@@ -170,10 +171,10 @@ def _untold(node: fx.Node) -> str | None:
     """Returns why the parser need not be asked about a call; None if it has to be."""
     if node.target is operator.getitem:
         return None
-    for value in call_tensors(node):
+    for value in collect_call_tensors(node):
         if value.dtype not in NAMES:
             return f"TensorRT does not compute with {value.dtype}"
-    return not_plain(node, "TensorRT") or exporter_lowerings.why_not_call(node)
+    return why_untriable(node, "TensorRT") or exporter_lowerings.why_call_not_lowered(node)
 
 
 def _try(found: Survey, node: fx.Node) -> None:
@@ -182,8 +183,8 @@ def _try(found: Survey, node: fx.Node) -> None:
     if judged is not None and judged.decomposed:
         found.decomposed.add(node.name)
         found.whole[node.name] = "its lowering to ONNX is wrong"
-    elif judged is not None and not judged.support:
-        found.refused[node.name] = judged.support.reason
+    elif judged is not None and not judged.as_support:
+        found.refused[node.name] = judged.as_support.reason
 
 
 def _note(found: Survey, node: fx.Node, reason: str) -> None:
@@ -197,7 +198,9 @@ def _note(found: Survey, node: fx.Node, reason: str) -> None:
 
 
 def _can_decompose(node: fx.Node) -> bool:
-    plain = not_plain(node, "") is None and all(t.dtype in NAMES for t in call_tensors(node))
+    plain = why_untriable(node, "") is None and all(
+        t.dtype in NAMES for t in collect_call_tensors(node)
+    )
     return plain and has_decomposition(node.target)
 
 
@@ -205,7 +208,7 @@ def _ask(part: Graph, found: Survey, settings: Settings) -> Mapping[str, str]:
     """Returns what is wrong with the calls of a part, by their names; empty if nothing is."""
     try:
         lowered = compile_decomposed(
-            part, found.decomposed, exporter_lowerings.inner_rules(), lower
+            part, found.decomposed, exporter_lowerings.nested_decompositions(), lower_to_onnx
         )
     except LoweringError as error:
         return {error.node_name: error.reason}
@@ -234,13 +237,13 @@ def _complaints(parser: Any, nodes: Any) -> dict[str, str]:
     for i in range(parser.num_errors):
         error = parser.get_error(i)
         if 0 <= error.node() < len(nodes):
-            call = call_of(nodes[error.node()].name)
+            call = source_call_name(nodes[error.node()].name)
             found.setdefault(call, f"TensorRT's parser says: {error_text(error)}")
     taken = {n for i in range(parser.num_subgraphs) for n in parser.get_subgraph_nodes(i)}
     for i, node in enumerate(nodes):
         if i not in taken:
             reason = f"TensorRT's parser does not support {node.op_type}"
-            found.setdefault(call_of(node.name), reason)
+            found.setdefault(source_call_name(node.name), reason)
     return found
 
 

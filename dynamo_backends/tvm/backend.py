@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph, require_cpu
+from dynamo_backends.graph.graph import Graph, require_cpu_inputs
 from dynamo_backends.interface.backend import RANGED, Availability, Backend
 from dynamo_backends.interface.options import Limits, Options
 from dynamo_backends.interface.plan import Support
@@ -50,16 +50,16 @@ class TVM(Backend):
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if no := self.lacks():
+        if no := self.check_packages():
             return no
         return Availability(True, f"TVM {self.versions()['apache-tvm']}", devices=("cpu",))
 
-    def prepare(self, graph: Graph, options: TvmOptions) -> None:
-        """See `Backend.prepare`."""
-        require_cpu(graph, "tvm")
+    def check_graph(self, graph: Graph, options: TvmOptions) -> None:
+        """See `Backend.check_graph`."""
+        require_cpu_inputs(graph, "tvm")
 
-    def keeps(self, options: TvmOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`."""
+    def preserved_operators(self, options: TvmOptions) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`."""
         from dynamo_backends.tvm.exclusions import whole_operators
 
         return whole_operators()

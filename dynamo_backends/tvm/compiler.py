@@ -7,9 +7,9 @@ from typing import Any
 
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.interface.errors import as_compile_error
-from dynamo_backends.interface.logs import stderr_without
-from dynamo_backends.runtime.ranged import for_range
+from dynamo_backends.interface.errors import reraise_as_compile_error
+from dynamo_backends.interface.logs import filter_stderr
+from dynamo_backends.runtime.ranged_calls import make_for_range
 from dynamo_backends.tvm.lowering import LoweredRelax, lower, plain_message
 from dynamo_backends.tvm.lowering_ranged import lower_ranged
 from dynamo_backends.tvm.program import RelaxProgram, transformed
@@ -36,11 +36,11 @@ def compile_graph(graph: Graph, settings: Settings) -> TvmExecutable:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: TVM cannot compile the graph.
     """
-    return for_range(graph, lambda ranged: _compile(graph, settings, ranged))
+    return make_for_range(graph, lambda ranged: _compile(graph, settings, ranged))
 
 
 def _compile(graph: Graph, settings: Settings, ranged: bool) -> TvmExecutable:
-    with as_compile_error("TVM cannot compile the graph", plain_message):
+    with reraise_as_compile_error("TVM cannot compile the graph", plain_message):
         with disable_current_modes():
             program = build(graph, settings, ranged)
         return executable_class(ranged)(graph, program, settings)
@@ -67,7 +67,7 @@ def build(graph: Graph, settings: Settings, ranged: bool = False) -> RelaxProgra
 @contextlib.contextmanager
 def _compiling(settings: Settings) -> Iterator[None]:
     context = tvm.transform.PassContext(opt_level=_OPT_LEVEL, disabled_pass=_DISABLED)
-    with stderr_without(CHATTER), target(settings.threads), context:
+    with filter_stderr(CHATTER), target(settings.threads), context:
         yield
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.interface.errors import CompileError, LoweringError, lines_of
+from dynamo_backends.graph.legalize import copy_with_promotion_casts, insert_layout_permutes
+from dynamo_backends.interface.errors import CompileError, LoweringError, error_lines
 from dynamo_backends.tvm.converters import Importer
 from dynamo_backends.tvm.dtypes import DTYPES, INTEGERS
 from dynamo_backends.tvm.vendor import relax, tvm
@@ -50,8 +50,8 @@ def lower(graph: Graph) -> LoweredRelax:
     Raises:
         LoweringError: A call cannot be lowered; it names the node.
     """
-    module = promoted(graph)
-    store(module.graph, graph)
+    module = copy_with_promotion_casts(graph)
+    insert_layout_permutes(module.graph, graph)
     places = [n for n in module.graph.nodes if n.op == "placeholder"]
     used = [bool(n.users) and isinstance(n.meta["val"], Tensor) for n in places]
     activations = tuple(i for i in graph.activations if used[i])
@@ -181,6 +181,6 @@ def _blame(node: fx.Node, graph: Graph, error: Exception) -> None:
 
 def plain_message(error: BaseException) -> str:
     """Returns what one of TVM's messages says, in one line."""
-    lines = lines_of(error)
+    lines = error_lines(error)
     told = [line for line in lines if not line.startswith(("File ", "Traceback", "^", "[bt]"))]
     return (told or lines)[-1][:200]

@@ -9,12 +9,17 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import input_storage
-from dynamo_backends.graph.legalize import promoted, store
-from dynamo_backends.graph.sizes import SIZE_FUNCTIONS, Size, sizes_of, with_sizes_as_inputs
-from dynamo_backends.graph.symbols import elsewhere
+from dynamo_backends.graph.layouts import infer_input_layout
+from dynamo_backends.graph.legalize import copy_with_promotion_casts, insert_layout_permutes
+from dynamo_backends.graph.symbolic_sizes import (
+    SIZE_FUNCTIONS,
+    SizeWithExpression,
+    sizes_of,
+    with_sizes_as_inputs,
+)
+from dynamo_backends.graph.symbols import evaluate_at_other_sizes
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.runtime.ranged import require_elements
+from dynamo_backends.runtime.ranged_calls import require_nonempty
 from dynamo_backends.tvm.converters import Importer
 from dynamo_backends.tvm.lowering import LoweredRelax, build_module
 from dynamo_backends.tvm.vendor import tvm
@@ -27,11 +32,11 @@ def lower_ranged(graph: Graph) -> LoweredRelax:
         LoweringError: A call cannot be lowered; it names the node.
         CompileError: It cannot be lowered for a range.
     """
-    require_elements(graph)
+    require_nonempty(graph)
     wide = with_sizes_as_inputs(graph)[0]
-    module = promoted(wide)
-    store(module.graph, wide)
-    others = elsewhere(wide, module.graph)
+    module = copy_with_promotion_casts(wide)
+    insert_layout_permutes(module.graph, wide)
+    others = evaluate_at_other_sizes(wide, module.graph)
     places = module.graph.find_nodes(op="placeholder")
     variables = _Variables(wide)
     shapes = {}
@@ -39,8 +44,8 @@ def lower_ranged(graph: Graph) -> LoweredRelax:
         value = source.meta["val"]
         if isinstance(value, Tensor):
             sizes: list[Any] = list(sizes_of(source))
-            shapes[place] = [variables(sizes[d]) for d in input_storage(value).order]
-        elif isinstance(value, Size):
+            shapes[place] = [variables(sizes[d]) for d in infer_input_layout(value).order]
+        elif isinstance(value, SizeWithExpression):
             _put_in(place, variables(value))
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor):
         shapes[node] = [variables(size) for size in sizes_of(node)]
@@ -73,7 +78,7 @@ class _Variables:
             size
             for i in graph.activations
             for size in sizes_of(graph.placeholders[i])
-            if isinstance(size, Size)
+            if isinstance(size, SizeWithExpression)
         ]
         self._known: dict[sympy.Expr, Any] = {}
         for size in sorted(sizes, key=lambda size: not size.expression.is_Symbol):
@@ -82,7 +87,7 @@ class _Variables:
 
     def __call__(self, size: Any) -> Any:
         """Returns a size as an expression; a plain number as it is."""
-        if not isinstance(size, Size):
+        if not isinstance(size, SizeWithExpression):
             return size
         return self._write(size.expression)
 

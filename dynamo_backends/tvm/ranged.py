@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import dense_strides
+from dynamo_backends.graph.layouts import row_major_strides
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.interface.forks import check_process
-from dynamo_backends.runtime.ranged import RangedLayout
+from dynamo_backends.interface.forks import check_not_forked
+from dynamo_backends.runtime.ranged_calls import RangedLayout
 from dynamo_backends.tvm.program import RelaxProgram
 from dynamo_backends.tvm.runtime import (
     Prepared,
@@ -38,19 +38,19 @@ class RangedTvmExecutable(TvmExecutable):
         threads, pid = self._threads, self._pid
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            check_process(pid, "TVM")
+            check_not_forked(pid, "TVM")
             use_threads(threads)
             machine, numbers = self._take(), layout.numbers(values)
             inputs = [check(values[at]) for at, check in given]
-            inputs = [acceptable(x, dense_strides(x.shape)) for x in inputs]
+            inputs = [acceptable(x, row_major_strides(x.shape)) for x in inputs]
             results = [as_tensor(x) for x in machine.main(*inputs, *prepared.tensors)]
             machines.append(machine)
             layout.require_shapes(results, numbers, "TVM")
             taken = known.union(map(Tensor.data_ptr, inputs))
             results = [
-                acceptable(clone_if_returned(x, taken), dense_strides(x.shape)) for x in results
+                acceptable(clone_if_returned(x, taken), row_major_strides(x.shape)) for x in results
             ]
-            return layout.export(results, numbers)
+            return layout.export_results(results, numbers)
 
         run.keeps_alive = shared  # type: ignore[attr-defined]
         return run

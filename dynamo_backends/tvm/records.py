@@ -128,8 +128,8 @@ class Records:
     def state(self) -> str:
         """Returns what identifies all records: compiled code depends on them."""
         digest = hashlib.sha256()
-        for name in self._disk.files(".bin"):
-            data = self._disk.read(name)
+        for name in self._disk.list_files(".bin"):
+            data = self._disk.read_file(name)
             if data is not None:  # else another process has just dropped it
                 digest.update(name.encode() + data)
         for (folder, key), record in sorted(_unwritten.items(), key=lambda entry: entry[0]):

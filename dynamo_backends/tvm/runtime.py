@@ -12,10 +12,16 @@ from torch import Tensor
 from dynamo_backends._torch_private import disable_current_modes
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, aligned, dense_strides, in_row_major
+from dynamo_backends.graph.layouts import (
+    InputConverter,
+    OutputConverter,
+    copy_if_misaligned,
+    row_major_strides,
+    to_row_major,
+)
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.forks import check_process
+from dynamo_backends.interface.forks import check_not_forked
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.results import restride
 from dynamo_backends.tvm.program import RelaxProgram
@@ -57,7 +63,7 @@ class TvmExecutable(Executable):
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`."""
-        check_process(self._pid, "TVM")
+        check_not_forked(self._pid, "TVM")
         given = [weights[i].detach() for i in self._weights]
         shared = [_row_major(w) for w in given]
         if shared:
@@ -92,7 +98,7 @@ class TvmExecutable(Executable):
         threads, pid = self._threads, self._pid
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            check_process(pid, "TVM")
+            check_not_forked(pid, "TVM")
             use_threads(threads)
             machine = self._take()
             given = [x(values[x.at]) for x in inputs]
@@ -105,7 +111,9 @@ class TvmExecutable(Executable):
         run.keeps_alive = shared  # type: ignore[attr-defined]
         return run
 
-    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+    def bind_for_benchmark(
+        self, weights: Sequence[Tensor], activations: Sequence[Tensor]
+    ) -> Callable[[], Any]:
         """TVM's own execution, for benchmarks: everything is bound beforehand.
 
         Args:
@@ -118,12 +126,12 @@ class TvmExecutable(Executable):
         given = [x(activations[x.at]) for x in self._inputs]
         return lambda: machine.main(*given, *prepared)
 
-    def rest(self) -> None:
-        """See `Executable.rest`."""
+    def release_memory(self) -> None:
+        """See `Executable.release_memory`."""
         return_pooled_memory()
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `Executable.report_to`."""
+    def set_report(self, report: GraphReport) -> None:
+        """See `Executable.set_report`."""
         report.tuned += self.program.tuned
 
     def dump(self) -> dict[str, bytes] | None:
@@ -195,9 +203,9 @@ class _Input:
 
     def __init__(self, at: int, value: Tensor):
         self.at = at
-        self._check = Importer(value)
+        self._check = InputConverter(value)
         order = self._check.storage.order
-        self._stride = dense_strides([value.shape[d] for d in order])
+        self._stride = row_major_strides([value.shape[d] for d in order])
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Checks an input, and returns it row-major."""
@@ -212,7 +220,7 @@ class _Output:
     """
 
     def __init__(self, value: Tensor):
-        self._export = Exporter(value)
+        self._export = OutputConverter(value)
         self._stride = value.stride()
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -236,7 +244,7 @@ def clone_if_returned(result: Tensor, taken: set[int]) -> Tensor:
 
 
 def _row_major(tensor: Tensor) -> Tensor:
-    return acceptable(in_row_major(tensor), dense_strides(tensor.shape))
+    return acceptable(to_row_major(tensor), row_major_strides(tensor.shape))
 
 
 def acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
@@ -244,5 +252,5 @@ def acceptable(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
 
     The address suits vector instructions, and strides are as expected where they do not matter too.
     """
-    tensor = aligned(tensor)
+    tensor = copy_if_misaligned(tensor)
     return tensor if tensor.stride() == stride else tensor.as_strided(tensor.shape, stride)

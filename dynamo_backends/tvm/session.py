@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.interface.logs import stderr_without
+from dynamo_backends.interface.logs import filter_stderr
 from dynamo_backends.tvm.vendor import relax, tvm
 
 # Of TVM's compiler, such as "[14:34:58] /project/src/tirx/op/op.cc:275: Warning: Detected ...".
@@ -131,7 +131,7 @@ _CODE, _PROGRAM = "code", "program"
 
 def dump(module: Any) -> dict[str, bytes]:
     """Returns an executable as bytes: optimised LLVM bitcode, and the virtual machine's program."""
-    with tempfile.TemporaryDirectory() as folder, stderr_without(CHATTER):
+    with tempfile.TemporaryDirectory() as folder, filter_stderr(CHATTER):
         parts = {}
         for kind, imported in enumerate(module.imports):
             path = Path(folder) / f"{kind}.ll"

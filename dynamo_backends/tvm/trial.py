@@ -8,21 +8,21 @@ answer has a reason.
 
 from torch import fx
 
-from dynamo_backends.graph.calls import call_tensors
+from dynamo_backends.graph.call_arguments import collect_call_tensors
 from dynamo_backends.interface.plan import Support
-from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.runtime.verdicts import TrialVerdict, VerdictStore
 from dynamo_backends.tvm import exclusions
 from dynamo_backends.tvm.compiler import compile_graph
 from dynamo_backends.tvm.converters import is_convertible
 from dynamo_backends.tvm.dtypes import DTYPES
 from dynamo_backends.tvm.lowering import plain_message
 from dynamo_backends.tvm.session import Settings
-from dynamo_backends.verify.trials.kinds import kind_of
-from dynamo_backends.verify.trials.trials import not_plain, smaller, try_call
+from dynamo_backends.verify.trials.call_trials import shrink_call, try_call, why_untriable
+from dynamo_backends.verify.trials.verdict_keys import verdict_key
 
 _VENDOR = "TVM"
 _SETTINGS = Settings(num_threads=1, uses_records=False)  # trials are small
-_verdicts = Verdicts("tvm", sources=("tvm",))
+_verdicts = VerdictStore("tvm", sources=("tvm",))
 
 
 def supports(node: fx.Node, keep: bool) -> Support:
@@ -30,17 +30,17 @@ def supports(node: fx.Node, keep: bool) -> Support:
     reason = _untriable(node)
     if reason is not None:
         return Support(False, reason)
-    return _verdicts(kind_of(node), lambda: _try(smaller(node)), keep).support
+    return _verdicts(verdict_key(node), lambda: _try(shrink_call(node)), keep).as_support
 
 
 def _untriable(node: fx.Node) -> str | None:
     """Returns why a call cannot even be tried; None if it can."""
     if not is_convertible(node.target):
         return "TVM's importer has no conversion of it"
-    reason = exclusions.why_not(node) or not_plain(node, _VENDOR)
+    reason = exclusions.why_not(node) or why_untriable(node, _VENDOR)
     if reason is not None:
         return reason
-    for value in call_tensors(node):
+    for value in collect_call_tensors(node):
         if value.device.type != "cpu":
             return (
                 f"this backend compiles TVM programs for the CPU only, not for {value.device.type}"
@@ -50,6 +50,6 @@ def _untriable(node: fx.Node) -> str | None:
     return None
 
 
-def _try(node: fx.Node) -> Verdict:
+def _try(node: fx.Node) -> TrialVerdict:
     make = lambda graph: compile_graph(graph, _SETTINGS).bind(())[0]  # noqa: E731
-    return Verdict(try_call(node, make, _VENDOR, plain_message) or "")
+    return TrialVerdict(try_call(node, make, _VENDOR, plain_message) or "")

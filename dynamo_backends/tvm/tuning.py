@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any
 
-from dynamo_backends.interface.errors import lines_of
-from dynamo_backends.interface.logs import stderr_without
+from dynamo_backends.interface.errors import error_lines
+from dynamo_backends.interface.logs import filter_stderr
 from dynamo_backends.tvm.measuring import signature
 from dynamo_backends.tvm.program import PREPARE
 from dynamo_backends.tvm.records import Record, Records
@@ -113,7 +113,7 @@ def apply_tuned_schedules(module: Any, settings: Settings) -> Outcome:
     records = records_of(settings.threads)
     if not settings.uses_records or (not settings.tune_trials and records.empty):
         return Outcome(module, 0, True)
-    with stderr_without(CHATTER):
+    with filter_stderr(CHATTER):
         functions = _functions(module, settings.threads)
     settled = True
     if settings.tune_trials:
@@ -122,7 +122,7 @@ def apply_tuned_schedules(module: Any, settings: Settings) -> Outcome:
         settled = not wanted and not any(record and record.again_at for record in known.values())
         if wanted:
             _Tuning(wanted, records, settings).run()
-    with stderr_without(CHATTER):
+    with filter_stderr(CHATTER):
         count = sum(_apply(module, each, records, settings.threads) for each in functions)
     if not settled:
         log.info("tvm: %d of %d functions have a tuned schedule", count, len(functions))
@@ -193,7 +193,7 @@ def _apply(module: Any, each: Function, records: Records, threads: int) -> bool:
         if made.mark != record.mark:
             raise ValueError("its tuning record does not fit this function")
     except Exception as error:
-        records.drop(each.key, lines_of(error)[-1])
+        records.drop(each.key, error_lines(error)[-1])
         return False
     module[each.name] = made.function
     return True

@@ -5,7 +5,18 @@ compares the first call of a compiled block, `trials` has single calls tried, an
 the operators that are wrong.
 """
 
-from dynamo_backends.verify.comparator import difference
-from dynamo_backends.verify.reference import in_float64, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify.comparator import describe_difference
+from dynamo_backends.verify.reference import (
+    module_in_float64,
+    restore_rng,
+    snapshot_rng,
+    widen_to_float64,
+)
 
-__all__ = ["difference", "in_float64", "restore_rng", "snapshot_rng", "widen"]
+__all__ = [
+    "describe_difference",
+    "module_in_float64",
+    "restore_rng",
+    "snapshot_rng",
+    "widen_to_float64",
+]

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends._torch_private import disable_current_modes, forward_of
+from dynamo_backends._torch_private import disable_current_modes, generated_forward
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.partition import extract
+from dynamo_backends.graph.partition import extract_part
 from dynamo_backends.interface.executable import Executable
 from dynamo_backends.verify.first_call import Comparison
-from dynamo_backends.verify.reference import Replay
+from dynamo_backends.verify.reference import EagerInterpreter
 
 log = logging.getLogger("dynamo_backends")
 
@@ -46,7 +46,7 @@ def bisecting(what: str = "wrong") -> Iterator[None]:
             _requests.remove(what)
 
 
-def is_requested(what: str = "wrong") -> bool:
+def is_bisection_requested(what: str = "wrong") -> bool:
     """Returns whether this process is inside a `bisecting(what)` block."""
     return what in _requests
 
@@ -139,7 +139,7 @@ class _Search:
         self, start: int, end: int
     ) -> tuple[Graph, list[Any], Callable[[], Callable[[], Sequence[Any]]]]:
         """Returns the graph of some calls, its inputs, and what binds them to compiled code."""
-        part = extract(self._graph, self._graph.calls[start:end], on_backend=True)
+        part = extract_part(self._graph, self._graph.calls[start:end], on_backend=True)
         values = self._values(start)
         given = [values[name] for name in part.reads]
         executable = self._compile(part.graph.copy())
@@ -154,9 +154,9 @@ class _Search:
         """Returns eager's values that calls before `end` leave for later calls, by name."""
         values = dict(self._inputs)
         if end:
-            part = extract(self._graph, self._graph.calls[:end], on_backend=False)
+            part = extract_part(self._graph, self._graph.calls[:end], on_backend=False)
             visit = lambda place, value: values.__setitem__(part.writes[place], value)  # noqa: E731
-            Replay(part.graph.module)([self._inputs[name] for name in part.reads], visit)
+            EagerInterpreter(part.graph.module)([self._inputs[name] for name in part.reads], visit)
         return values
 
     def described(self, start: int, end: int) -> str:
@@ -177,7 +177,7 @@ class _SlowSearch(_Search):
     def times(self, start: int, end: int) -> tuple[float, float]:
         """Returns the seconds that compiled code and eager take for some calls."""
         graph, given, bind = self._part(start, end)
-        run, eager = bind(), forward_of(graph.module)
+        run, eager = bind(), generated_forward(graph.module)
         with disable_current_modes(), torch.no_grad():
             return _fastest(run), _fastest(lambda: eager(*given))
 

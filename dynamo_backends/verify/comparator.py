@@ -6,10 +6,11 @@ rounding may disturb it. Each is asked only about outputs that have not passed t
 so the reference is computed only where it is needed.
 
 `Comparator` compares the outputs of a graph, one after the other as they come, and replays it for
-those in doubt: blocks at their first call, and steps. `difference` compares lists of results with a
-reference that somebody has: candidates of autotune, packages, conformance, benchmarks. Both share
-the first two questions. Trials of single calls have a stricter rule, element by element
-(`trials/judge.py`); results in int8 are measured by what the user admits (`int8/tolerance.py`).
+those in doubt: blocks at their first call, and steps. `describe_difference` compares lists of
+results with a reference that somebody has: candidates of autotune, packages, conformance,
+benchmarks. Both share the first two questions. Trials of single calls have a stricter rule, element
+by element (`trials/judge.py`); results in int8 are measured by what the user admits
+(`int8/tolerance.py`).
 """
 
 import functools
@@ -22,15 +23,15 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.logs import silence_loggers
 from dynamo_backends.verify.mismatch import (
     describe_distance,
+    describe_nonfinite_mismatch,
+    describe_value_mismatch,
     is_inexact,
-    pattern_difference,
-    value_difference,
 )
 from dynamo_backends.verify.noise import Noise
-from dynamo_backends.verify.reference import Replay, graph_in_float64, widen
+from dynamo_backends.verify.reference import EagerInterpreter, graph_in_float64, widen_to_float64
 
 log = logging.getLogger("dynamo_backends")
 
@@ -72,9 +73,9 @@ class Comparator:
     ):
         self._module, self._inputs = module, inputs
         self._reduced, self._view = reduced, view
-        self._doubts: dict[int, Spread] = {}
+        self._doubts: dict[int, UncertainOutput] = {}
 
-    def look(self, place: int, expected: Tensor, result: Tensor) -> None:
+    def add_output(self, place: int, expected: Tensor, result: Tensor) -> None:
         """Compares an output with eager's; keeps both for `find_mismatch` if it is in doubt.
 
         Args:
@@ -85,27 +86,27 @@ class Comparator:
         if is_close(expected, result):
             return
         if not (self._reduced and _is_near(expected, result)):
-            self._doubts[place] = Spread(expected, result)
+            self._doubts[place] = UncertainOutput(expected, result)
 
-    def wrong(self) -> tuple[int, str] | None:
+    def find_mismatch(self) -> tuple[int, str] | None:
         """Returns position and description of the first wrong output; None if all are right."""
         left = self._doubts
         inputs = self._inputs() if left else ()
         if left and not self._reduced:
             for place, value in self._precise(inputs).items():
-                if left[place].is_settled_by(value):
+                if left[place].matches_reference(value):
                     del left[place]
         for seed in range(_RUNS):
             if not left:
                 return None
             try:
                 noise = Noise(seed, self._reduced)
-                noisy = self._replayed(Replay(self._module, left), inputs, call=noise)
+                noisy = self._replayed(EagerInterpreter(self._module, left), inputs, call=noise)
             except Exception:  # where rounding decides whether eager raises
                 log.debug("a graph cannot be replayed with noise", exc_info=True)
                 break
             for place, value in noisy.items():
-                if left[place].is_explained_by(value):
+                if left[place].is_within_noise(value):
                     del left[place]
         if not left:
             return None
@@ -114,19 +115,23 @@ class Comparator:
 
     def _precise(self, inputs: Sequence[Any]) -> Mapping[int, Tensor]:
         try:
-            replay = Replay(self._module, self._doubts, graph_in_float64(self._module.graph))
-            return self._replayed(replay, inputs, load=widen)
+            replay = EagerInterpreter(
+                self._module, self._doubts, graph_in_float64(self._module.graph)
+            )
+            return self._replayed(replay, inputs, load=widen_to_float64)
         except Exception:  # such as a cast to float32 in the middle: noise decides
             log.debug("a graph cannot be computed in float64", exc_info=True)
             return {}
 
-    def _replayed(self, replay: Replay, inputs: Sequence[Any], **how: Any) -> dict[int, Tensor]:
+    def _replayed(
+        self, replay: EagerInterpreter, inputs: Sequence[Any], **how: Any
+    ) -> dict[int, Tensor]:
         found: dict[int, Tensor] = {}
         replay(inputs, lambda i, value: found.__setitem__(i, self._view(i, value)), **how)
         return found
 
 
-def difference(
+def describe_difference(
     expected: Sequence[Any],
     results: Sequence[Any],
     precise: Sequence[Any] | Callable[[], Sequence[Any]],
@@ -144,12 +149,12 @@ def difference(
         return f"{len(results)} outputs instead of {len(expected)}"
     wide = None if callable(precise) else precise
     for i, (e, r) in enumerate(zip(expected, results, strict=True)):
-        text = value_difference(e, r)
+        text = describe_value_mismatch(e, r)
         if text is None and isinstance(e, Tensor) and not is_close(e, r, tolerance):
             wide = precise() if wide is None and callable(precise) else wide
             assert wide is not None
             if not is_accurate(e, r, wide[i], tolerance):
-                text = pattern_difference(e, r) or describe_distance(e, r)
+                text = describe_nonfinite_mismatch(e, r) or describe_distance(e, r)
         if text is not None:
             return f"output {i} {text}"
     return None
@@ -190,7 +195,7 @@ def _chunks(tensor: Tensor) -> Iterator[Tensor]:
 
 def _is_near(expected: Tensor, result: Tensor) -> bool:
     """Returns whether a result is as near to eager's as bfloat16 is."""
-    if not is_inexact(expected) or pattern_difference(expected, result):
+    if not is_inexact(expected) or describe_nonfinite_mismatch(expected, result):
         return False
     return relative_error([expected], [result]) <= REDUCED_TOLERANCE
 
@@ -203,13 +208,13 @@ def is_accurate(
         return torch.equal(expected, result)
     e, r, p = expected, result, precise
     if expected.layout == torch.strided and expected.dtype.itemsize > 1:
-        if not pattern_difference(expected, result):
+        if not describe_nonfinite_mismatch(expected, result):
             e, r, p = _finite(expected, result, precise)
-        elif pattern_difference(precise.to(result.dtype), result):
+        elif describe_nonfinite_mismatch(precise.to(result.dtype), result):
             return False  # what is NaN in eager alone, such as gelu(inf), need not be copied
     quiet = {"equal_nan": True, "log_error": lambda *_, **__: None}
-    with silenced("torch._dynamo"):
-        return private.same(e, r, p, tol=tolerance, **quiet)
+    with silence_loggers("torch._dynamo"):
+        return private.meets_benchmark_accuracy(e, r, p, tol=tolerance, **quiet)
 
 
 def _finite(expected: Tensor, result: Tensor, precise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,7 +244,7 @@ def relative_error(precise: Sequence[Any], results: Sequence[Any]) -> float:
     return worst
 
 
-class Spread:
+class UncertainOutput:
     """An output that is not close to eager's, and how far rounding may move its elements.
 
     Args:
@@ -265,18 +270,18 @@ class Spread:
     @property
     def text(self) -> str:
         """Describes the mismatch: where NaN or infinities differ, or the largest difference."""
-        return pattern_difference(self._eagers, self._result) or describe_distance(
+        return describe_nonfinite_mismatch(self._eagers, self._result) or describe_distance(
             self._eagers, self._result
         )
 
-    def is_settled_by(self, precise: Tensor) -> bool:
+    def matches_reference(self, precise: Tensor) -> bool:
         """Returns whether the output is right by its float64 value, and notes that value."""
         accurate = is_accurate(self._eagers, self._result, precise)
-        accurate = accurate and not pattern_difference(self._eagers, self._result)
+        accurate = accurate and not describe_nonfinite_mismatch(self._eagers, self._result)
         self._add(precise)
         return accurate or not self._is_unexplained()
 
-    def is_explained_by(self, disturbed: Tensor) -> bool:
+    def is_within_noise(self, disturbed: Tensor) -> bool:
         """Returns whether the output is no farther off than the disturbed values so far."""
         self._add(disturbed)
         return not self._is_unexplained()

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph.aliasing import peak_bytes, tensor_bytes
+from dynamo_backends.graph.aliasing import estimate_peak_bytes, tensor_bytes
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.random_draws import is_random
 from dynamo_backends.interface.errors import brief_error
 from dynamo_backends.interface.reference import computing_reference
 from dynamo_backends.verify.comparator import Comparator
-from dynamo_backends.verify.dtypes import is_dtype_error
-from dynamo_backends.verify.mismatch import memory_of, shape_difference
-from dynamo_backends.verify.reference import Replay
+from dynamo_backends.verify.mismatch import describe_layout_mismatch, storage_address
+from dynamo_backends.verify.mixed_dtypes import is_dtype_error
+from dynamo_backends.verify.reference import EagerInterpreter
 
 log = logging.getLogger("dynamo_backends")
 
@@ -50,7 +50,7 @@ class OutputMetadata:
 
 
 @dataclass
-class Outcome:
+class ComparisonOutcome:
     """The results of a compared call, and whether they were wrong or unverified, and why.
 
     Attributes:
@@ -85,15 +85,15 @@ class Comparison:
         self._promised: list[OutputMetadata] = []
         self._acts = ""
         self._is_early = True
-        self._unusable = run_without_raising(self._look)
+        self._unusable = run_comparison_part(self._look)
 
     def _look(self) -> None:
         graph = self._graph
-        self._acts = next(filter(None, map(acts_on, graph.calls)), "")
+        self._acts = next(filter(None, map(why_not_repeatable, graph.calls)), "")
         self._promised = [_promise(x) for x in graph.outputs]
         self._is_early = self._is_small_beside_what_lies_between()
 
-    def __call__(self, run: Thunk, inputs: Sequence[Any]) -> Outcome:
+    def __call__(self, run: Thunk, inputs: Sequence[Any]) -> ComparisonOutcome:
         """Calls the compiled block and compares.
 
         Args:
@@ -122,7 +122,7 @@ class Comparison:
                 unverified = self._guarded(lambda: self._judge(outputs, inputs, results))
                 wrong = "" if unverified else outputs.wrong
         expected = [outputs.expected[i] for i in sorted(outputs.expected)] if early else None
-        return Outcome(results, wrong, unverified, expected, stopwatch.seconds, is_lost)
+        return ComparisonOutcome(results, wrong, unverified, expected, stopwatch.seconds, is_lost)
 
     def _malformed(self, results: Any) -> str:
         """Returns what is wrong with what was returned, whatever the values are; empty: nothing."""
@@ -150,7 +150,7 @@ class Comparison:
         graph = self._graph
         outputs = dict.fromkeys(x for x in graph.outputs if isinstance(x, fx.Node))
         kept = sum(tensor_bytes(x.meta.get("val")) for x in outputs if x.op != "placeholder")
-        return kept <= peak_bytes(graph.module.graph) / 2
+        return kept <= estimate_peak_bytes(graph.module.graph) / 2
 
     def _judge(self, outputs: "_Outputs", inputs: Sequence[Any], results: Sequence[Any]) -> None:
         outputs.results = results
@@ -158,17 +158,17 @@ class Comparison:
             for place in range(len(results)):
                 outputs.compare(place, outputs.expected[place])
         else:
-            Replay(self._module)(inputs, outputs.compare)
+            EagerInterpreter(self._module)(inputs, outputs.compare)
         outputs.settle()
 
     def _replay(self, inputs: Sequence[Any], visit: Callable[[int, Any], None]) -> str:
-        return self._guarded(lambda: Replay(self._module)(inputs, visit))
+        return self._guarded(lambda: EagerInterpreter(self._module)(inputs, visit))
 
     def _guarded(self, action: Callable[[], None]) -> str:
-        return run_without_raising(action, raises=self._graph.kind != "backward")
+        return run_comparison_part(action, raises=self._graph.kind != "backward")
 
 
-def run_without_raising(
+def run_comparison_part(
     action: Callable[[], None],
     grad_mode: Callable[[], AbstractContextManager[Any]] = torch.no_grad,
     raises: bool = True,
@@ -222,7 +222,7 @@ class _Outputs:
 
     def __post_init__(self) -> None:
         self._comparator = Comparator(self.module, lambda: self.inputs, self.reduced)
-        self._memories = {memory_of(x) for x in self.inputs} - {None}
+        self._memories = {storage_address(x) for x in self.inputs} - {None}
 
     def keep(self, place: int, value: Any) -> None:
         """Keeps an output of eager's."""
@@ -239,22 +239,24 @@ class _Outputs:
         if _is_where_promised(result, promise, expected):
             # The seeds of attention without dropout: torch's kernel makes them on the host.
             expected = expected.to(promise.device)
-        text = shape_difference(expected, result, promise.strides)
+        text = describe_layout_mismatch(expected, result, promise.strides)
         if text is None and self._is_borrowed(result) and not self._is_borrowed(expected):
             text = "shares memory with an input, which eager's does not"
         if text is not None:
             self.wrong = self.wrong or f"output {place} {text}"
         elif isinstance(expected, Tensor):
-            self._comparator.look(place, expected, result)
+            self._comparator.add_output(place, expected, result)
 
     def settle(self) -> None:
         """Decides about outputs that are in doubt, unless something is wrong in any case."""
-        if not self.wrong and (found := self._comparator.wrong()) is not None:
+        if not self.wrong and (found := self._comparator.find_mismatch()) is not None:
             self.wrong = f"output {found[0]} {found[1]}"
 
     def _is_borrowed(self, value: Any) -> bool:
         return (
-            isinstance(value, Tensor) and value.numel() > 0 and memory_of(value) in self._memories
+            isinstance(value, Tensor)
+            and value.numel() > 0
+            and storage_address(value) in self._memories
         )
 
 
@@ -275,7 +277,7 @@ def _copy(value: Any) -> Tensor | None:
     if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
         return None
     copies: list[Tensor] = []
-    failed = run_without_raising(lambda: copies.append(value.detach().clone()))
+    failed = run_comparison_part(lambda: copies.append(value.detach().clone()))
     return None if failed else copies[0]
 
 
@@ -301,7 +303,7 @@ def _sums(value: Any) -> list[Tensor] | None:
             found.extend(table.sum(dim, dtype=torch.int64) for dim in (0, 1))
             found.append(part[whole:].clone())
 
-    return None if run_without_raising(add_up) else found
+    return None if run_comparison_part(add_up) else found
 
 
 _SMALL = 1 << 24  # bytes of inputs of which there may be copies
@@ -313,7 +315,7 @@ def _is_same(before: Tensor | list[Tensor], value: Tensor) -> bool:
     """Returns whether a tensor holds what it held before; also if that cannot be told."""
     if isinstance(before, Tensor):  # NaN is not equal to itself, its bytes are
         same = [True]
-        run_without_raising(lambda: same.append(torch.equal(_bytes(before), _bytes(value))))
+        run_comparison_part(lambda: same.append(torch.equal(_bytes(before), _bytes(value))))
         return same[-1]
     after = _sums(value)
     return after is None or _are_equal(before, after)
@@ -326,7 +328,7 @@ def _is_restored(value: Tensor, before: Tensor | list[Tensor]) -> bool:
         assert isinstance(before, Tensor)
         value.copy_(before)
 
-    return not run_without_raising(restore)
+    return not run_comparison_part(restore)
 
 
 def _are_equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
@@ -353,7 +355,7 @@ def _is_recorded() -> str:
     return ""
 
 
-def acts_on(node: fx.Node) -> str:
+def why_not_repeatable(node: fx.Node) -> str:
     """Returns why a call cannot be run twice: side effects or randomness; empty if it can."""
     if getattr(node.target, "namespace", "") in ("_c10d_functional", "c10d_functional", "c10d"):
         return f"{node.target} communicates with other processes"

@@ -9,7 +9,7 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 
 
-def value_difference(expected: Any, result: Any) -> str | None:
+def describe_value_mismatch(expected: Any, result: Any) -> str | None:
     """Describes a wrong type, dtype or shape, or a wrong non-tensor; None if none is."""
     if isinstance(expected, Tensor) != isinstance(result, Tensor):
         return f"is a {type(result).__name__} instead of a {type(expected).__name__}"
@@ -17,11 +17,11 @@ def value_difference(expected: Any, result: Any) -> str | None:
         same = expected == result or (expected != expected and result != result)
         return None if same else f"is {result!r} instead of {expected!r}"
     if (expected.dtype, expected.shape) != (result.dtype, result.shape):
-        return f"is {brief(result)} instead of {brief(expected)}"
+        return f"is {describe_tensor(result)} instead of {describe_tensor(expected)}"
     return None
 
 
-def shape_difference(
+def describe_layout_mismatch(
     expected: Any, result: Any, promised: Collection[int] | None = None
 ) -> str | None:
     """Describes a wrong type, dtype, shape, device or strides; None if none is wrong.
@@ -31,11 +31,11 @@ def shape_difference(
         result: The one in question.
         promised: Strides that it may have instead of eager's.
     """
-    wrong = value_difference(expected, result)
+    wrong = describe_value_mismatch(expected, result)
     if wrong is not None or not isinstance(expected, Tensor):
         return wrong
     if (expected.device, expected.layout) != (result.device, result.layout):
-        return f"is {brief(result)} instead of {brief(expected)}"
+        return f"is {describe_tensor(result)} instead of {describe_tensor(expected)}"
     if expected.layout != torch.strided:
         return None
     if not _strides_agree(expected, result.stride(), expected.stride(), promised):
@@ -56,7 +56,7 @@ def _strides_agree(tensor: Tensor, given: Sequence[int], *allowed: Collection[in
     return False
 
 
-def pattern_difference(expected: Any, result: Any) -> str:
+def describe_nonfinite_mismatch(expected: Any, result: Any) -> str:
     """Describes how NaN and infinities lie in other places than eager's; "" if nowhere."""
     if not isinstance(expected, Tensor) or not is_inexact(expected):
         return ""
@@ -83,7 +83,7 @@ def describe_distance(expected: Tensor, result: Tensor) -> str:
     return f"differs from eager by up to {worst:.3e}"
 
 
-def brief(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Formats a tensor's dtype, shape and device: "float32[3, 4] on cuda:0"."""
     name = str(tensor.dtype).removeprefix("torch.")
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
@@ -95,7 +95,7 @@ def is_inexact(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def memory_of(tensor: Any) -> int | None:
+def storage_address(tensor: Any) -> int | None:
     """Returns the address of a tensor's storage; None if it is empty or has none."""
     if not isinstance(tensor, Tensor) or type(tensor) not in (Tensor, torch.nn.Parameter):
         return None
@@ -104,10 +104,12 @@ def memory_of(tensor: Any) -> int | None:
     return tensor.untyped_storage().data_ptr() or None
 
 
-def aliases(args: Sequence[Any], results: Sequence[Any]) -> list[tuple[int, ...]]:
+def find_output_aliases(args: Sequence[Any], results: Sequence[Any]) -> list[tuple[int, ...]]:
     """Returns, per output, the indices in `[*args, *results]` that share its storage."""
     everything = [*args, *results]
-    places = [memory_of(x) if isinstance(x, Tensor) and x.numel() else None for x in everything]
+    places = [
+        storage_address(x) if isinstance(x, Tensor) and x.numel() else None for x in everything
+    ]
     return [
         tuple(i for i, p in enumerate(places) if p is not None and p == place)
         for place in places[len(args) :]

@@ -17,10 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.eager_calls import compute
-from dynamo_backends.graph.precision import ROUNDING, may_be_tf32
+from dynamo_backends.graph.eager_calls import call_in_eager
+from dynamo_backends.graph.precision import ROUNDING, allows_tf32
 from dynamo_backends.verify.mismatch import is_inexact
-from dynamo_backends.verify.reference import CASTS, is_exact, is_rounded_once, is_sum, widen
+from dynamo_backends.verify.reference import (
+    CASTS,
+    is_add_or_sub,
+    is_exact,
+    is_rounded_once,
+    widen_to_float64,
+)
 
 aten = torch.ops.aten
 
@@ -71,7 +77,7 @@ class Noise:
 
     def __call__(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Computes a call and disturbs its result (see `reference.Call`)."""
-        if may_be_tf32(node.target):
+        if allows_tf32(node.target):
             args = tuple(self._rounded(a) for a in args)
         value = self._computed(node, args, kwargs)
         if node.target in UNWRITTEN:
@@ -91,12 +97,12 @@ class Noise:
     def _computed(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Computes a call; in `a + alpha * b`, the product is disturbed first."""
         alpha = kwargs.get("alpha", 1)
-        if is_sum(node) and alpha not in (1, -1) and isinstance(args[1], Tensor):
+        if is_add_or_sub(node) and alpha not in (1, -1) and isinstance(args[1], Tensor):
             product = args[1] * alpha
             if is_inexact(product):
                 args = args[0], self._disturbed(product, _UNITS_OF_PRODUCTS)
                 kwargs = {k: v for k, v in kwargs.items() if k != "alpha"}
-        return compute(node.target, args, kwargs)
+        return call_in_eager(node.target, args, kwargs)
 
     def _rounded_once(
         self, node: fx.Node, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -109,9 +115,9 @@ class Noise:
             return self._disturbed(value, _UNITS_OF_PRODUCTS)
         if value.dtype.to_real().itemsize < 4:
             return self._disturbed(value, _UNITS_OF_PRODUCTS)
-        if is_sum(node):
+        if is_add_or_sub(node):
             return value
-        wide = node.target(*map(widen, args), **kwargs)  # type: ignore[operator]
+        wide = node.target(*map(widen_to_float64, args), **kwargs)  # type: ignore[operator]
         disturbed = self._disturbed(value, _UNITS_OF_PRODUCTS)
         if value.dtype in (torch.float64, torch.complex128):
             return disturbed

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from dynamo_backends._torch_private import copy_captured
 from dynamo_backends.graph.aliasing import is_view
-from dynamo_backends.graph.eager_calls import compute
+from dynamo_backends.graph.eager_calls import call_in_eager
 from dynamo_backends.graph.graph import copy_graph
 
 aten = torch.ops.aten
@@ -83,7 +83,7 @@ def is_exact(node: fx.Node) -> bool:
     return _name(node) in _EXACT
 
 
-def is_sum(node: fx.Node) -> bool:
+def is_add_or_sub(node: fx.Node) -> bool:
     """Returns whether a call is `add`, `sub` or `rsub`; a reduction is not."""
     return _name(node) in SUMS
 
@@ -117,7 +117,7 @@ _WIDER = {
 }
 
 
-def in_float64(module: fx.GraphModule) -> fx.GraphModule:
+def module_in_float64(module: fx.GraphModule) -> fx.GraphModule:
     """Copies a functional graph module so that it computes in float64.
 
     What is rounded once by every kernel is rounded here, too.
@@ -161,7 +161,7 @@ def _dtype_of_rounding(node: fx.Node) -> torch.dtype | None:
     return value.dtype if is_rounded_once(node) and value.dtype.itemsize >= 4 else None
 
 
-def widen(value: Any) -> Any:
+def widen_to_float64(value: Any) -> Any:
     """Casts a floating-point tensor to float64, complex to complex128; else unchanged."""
     if isinstance(value, Tensor) and value.dtype in _WIDER:
         return value.to(_WIDER[value.dtype])
@@ -188,7 +188,7 @@ def captured_graph_in_float64(captured: fx.GraphModule) -> Callable[..., Any]:
     Its inputs must be in float64, too. Where the graph casts in ways that are not seen here, its
     results are less precise, or it raises.
     """
-    module = in_float64(copy_captured(captured))
+    module = module_in_float64(copy_captured(captured))
     for node in module.graph.nodes:
         if node.op == "call_method" and node.target in _CASTS:
             node.target = _CASTS[node.target]
@@ -206,10 +206,10 @@ Call = Callable[[fx.Node, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _as_it_is(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return compute(node.target, args, kwargs)
+    return call_in_eager(node.target, args, kwargs)
 
 
-class Replay:
+class EagerInterpreter:
     """Runs some outputs of a graph in eager, call by call, freeing values early.
 
     Args:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_backends.interface.counters import Counted
+from dynamo_backends.interface.counters import CounterBase
 
 log = logging.getLogger("dynamo_backends")
 
@@ -153,7 +153,7 @@ def _left(seconds: float) -> str:
 
 
 @dataclass
-class Counts(Counted):
+class Counts(CounterBase):
     """What autotune did in this process.
 
     Attributes:

@@ -27,7 +27,7 @@ from jaxlib.mlir.passmanager import PassManager
 from torch import Tensor
 
 from dynamo_backends._torch_private import to_dlpack
-from dynamo_backends.runtime.processor import batch_threads
+from dynamo_backends.runtime.cpu_info import use_batch_scheduling
 
 
 def make_cpu_client(asynchronous: bool = False, devices: int | None = None) -> Any:
@@ -79,7 +79,7 @@ def make_distributed_cpu_client(
         shutdown_on_destruction=False,
     )
     service.connect()
-    with batch_threads():
+    with use_batch_scheduling():
         gloo = _jax.make_gloo_tcp_collectives(distributed_client=service, hostname=host)
     client = xc.make_cpu_client(
         asynchronous=True,

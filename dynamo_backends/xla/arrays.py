@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.layouts import in_row_major
+from dynamo_backends.graph.layouts import to_row_major
 from dynamo_backends.runtime import staging
 from dynamo_backends.xla.dtypes import to_jax
 
@@ -24,7 +24,7 @@ _CARRIERS = {
 
 def tensor_to_numpy(tensor: Tensor) -> np.ndarray:
     """Converts a tensor to a numpy array, sharing memory if possible."""
-    tensor = in_row_major(tensor.cpu())
+    tensor = to_row_major(tensor.cpu())
     carrier = _CARRIERS.get(tensor.dtype)
     if carrier is None:
         return tensor.numpy()

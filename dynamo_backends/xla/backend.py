@@ -10,15 +10,15 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.calls import call_tensors, unknown_shape
-from dynamo_backends.graph.graph import Graph, device_index
-from dynamo_backends.graph.sizes import all_sizes
+from dynamo_backends.graph.call_arguments import collect_call_tensors, dynamic_shape_reason
+from dynamo_backends.graph.graph import Graph, find_device_index
+from dynamo_backends.graph.symbolic_sizes import all_varying_sizes
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.mesh import Mesh, Placed
-from dynamo_backends.interface.packages import is_there
+from dynamo_backends.interface.mesh import InputPlacement, Mesh
+from dynamo_backends.interface.packages import is_module_installed
 from dynamo_backends.interface.plan import SUPPORTED, Plan, Support
-from dynamo_backends.interface.protocols import Buckets, MeshTarget
+from dynamo_backends.interface.protocols import BucketRule, MeshTarget
 from dynamo_backends.runtime.freed_memory import keep_freed_memory
 from dynamo_backends.xla.options import (
     XlaOptions,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @functools.cache
 def has_tpu() -> bool:
     """Returns whether there are a TPU and its library, in the two places where jax looks."""
-    if not is_there("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
+    if not is_module_installed("libtpu") and "TPU_LIBRARY_PATH" not in os.environ:
         return False
     from dynamo_backends.xla._jaxlib import tpu_chips
 
@@ -45,7 +45,7 @@ def has_tpu() -> bool:
 def has_cuda_plugin() -> bool:
     """Returns whether jax can use CUDA devices."""
     names = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda13")
-    return any(map(is_there, names))
+    return any(map(is_module_installed, names))
 
 
 @functools.cache
@@ -81,7 +81,7 @@ class OpenXLA(Backend):
 
     def availability(self) -> Availability:
         """See `Backend.availability`."""
-        if no := self.lacks():
+        if no := self.check_packages():
             return no
         devices = ["cpu"]
         if torch.cuda.is_available() and has_cuda_plugin():
@@ -91,8 +91,8 @@ class OpenXLA(Backend):
         found = f"XLA of jaxlib {self.versions()['jaxlib']}"
         return Availability(True, found, devices=tuple(devices))
 
-    def prepare(self, graph: Graph, options: XlaOptions) -> None:
-        """See `Backend.prepare`."""
+    def check_graph(self, graph: Graph, options: XlaOptions) -> None:
+        """See `Backend.check_graph`."""
         from dynamo_backends.xla.runtime import open_device
 
         if options.mesh is not None:
@@ -135,8 +135,8 @@ class OpenXLA(Backend):
 
         return register_eager_device(device)
 
-    def keeps(self, options: XlaOptions) -> Collection[OpOverload]:
-        """See `Backend.keeps`: whatever has a lowering is handed over whole."""
+    def preserved_operators(self, options: XlaOptions) -> Collection[OpOverload]:
+        """See `Backend.preserved_operators`: whatever has a lowering is handed over whole."""
         return _table().overloads()
 
     def supports(self, node: fx.Node, options: XlaOptions) -> Support:
@@ -148,12 +148,12 @@ class OpenXLA(Backend):
             return Support(False, "it has no lowering to XLA")
         from dynamo_backends.xla.dtypes import is_supported
 
-        for value in call_tensors(node):
+        for value in collect_call_tensors(node):
             if value.layout is not torch.strided:
                 return Support(False, f"XLA does not support {value.layout} tensors")
             if not is_supported(value.dtype):
                 return Support(False, f"XLA does not support {value.dtype}")
-        reason = unknown_shape(node)
+        reason = dynamic_shape_reason(node)
         if reason is None and row.when is not None:
             reason = row.when(node)
         return SUPPORTED if reason is None else Support(False, reason)
@@ -171,11 +171,11 @@ class OpenXLA(Backend):
         """See `SpansMesh.single_process_options`."""
         return replace(options, collectives="torch")
 
-    def buckets(self, options: XlaOptions) -> Buckets | None:
+    def buckets(self, options: XlaOptions) -> BucketRule | None:
         """See `PadsShapes.buckets`."""
         if options.mesh is not None or (options.bucket_growth == 1 and not options.buckets):
             return None
-        return Buckets(options.bucket_growth, options.exact_after, options.buckets)
+        return BucketRule(options.bucket_growth, options.exact_after, options.buckets)
 
     def compile(self, graph: Graph, options: XlaOptions) -> Any:
         """See `Backend.compile`."""
@@ -195,7 +195,7 @@ class OpenXLA(Backend):
         platform_name, index = _target(graph, options)
         device = open_device(platform_name, index)
         lowering = lowering_options(device.platform, options)
-        if next(all_sizes(graph), None) is not None:
+        if next(all_varying_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import compile_padded
 
             return _keeping_memory(compile_padded(graph, device, lowering), options)
@@ -203,7 +203,7 @@ class OpenXLA(Backend):
 
     def placements(
         self, graph: Graph, names: Sequence[str], options: XlaOptions
-    ) -> Sequence[Placed | None]:
+    ) -> Sequence[InputPlacement | None]:
         """See `SpansMesh.placements`."""
         spread = options.spread
         return () if spread is None else spread.of_inputs(graph, names)
@@ -233,8 +233,8 @@ class OpenXLA(Backend):
         lowering = lowering_options(device.platform, options)
         return _keeping_memory(compile_step(graph, device, lowering), options)
 
-    def on_mesh(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
-        """See `SpansMesh.on_mesh`: on CPUs and TPUs."""
+    def make_mesh_target(self, options: XlaOptions, mesh: Mesh) -> MeshTarget:
+        """See `SpansMesh.make_mesh_target`: on CPUs and TPUs."""
         _refuse_mesh(options)
         from dynamo_backends.xla.mesh.devices import open_mesh
         from dynamo_backends.xla.mesh.target import XlaMesh
@@ -254,14 +254,14 @@ class OpenXLA(Backend):
         """See `SavesExecutables.cache_key`: programs for meshes are not kept."""
         if options.mesh is not None:
             return None
-        from dynamo_backends.runtime.processor import processor
+        from dynamo_backends.runtime.cpu_info import cpu_cache_key
         from dynamo_backends.xla import _jaxlib
 
         precision = matmul_precision(options), convolution_precision("cuda", options)
         flags = os.environ.get("XLA_FLAGS"), _jaxlib.CPU_DISABLED_PASSES
         settings = (*precision, torch.get_num_threads(), *flags)
         devices = f"{cuda_cache_key()} {tpu_cache_key() if options.device == 'tpu' else ''}"
-        return f"{self.versions()} {_package_version()} {processor()} {devices} {settings}"
+        return f"{self.versions()} {_package_version()} {cpu_cache_key()} {devices} {settings}"
 
     def load(self, parts: Mapping[str, bytes], graph: Graph, options: XlaOptions) -> Any:
         """See `SavesExecutables.load`."""
@@ -269,7 +269,7 @@ class OpenXLA(Backend):
         from dynamo_backends.xla.updating import executable_for
 
         device = open_device(*_target(graph, options))
-        if next(all_sizes(graph), None) is not None:
+        if next(all_varying_sizes(graph), None) is not None:
             from dynamo_backends.xla.padded.compiler import load_padded
 
             return _keeping_memory(load_padded(parts, graph, device), options)
@@ -296,7 +296,7 @@ def _target(graph: Graph, options: XlaOptions) -> tuple[str, int]:
     """Platform and device index for a graph."""
     if options.device != "auto":
         return _parts(options.device)
-    index = device_index((*graph.placeholders, *graph.calls), "cuda")
+    index = find_device_index((*graph.placeholders, *graph.calls), "cuda")
     return ("cpu", 0) if index is None else ("cuda", index)
 
 
@@ -331,7 +331,7 @@ def _kept_apart(options: XlaOptions) -> str:
     """Returns why all collectives are left to torch; empty: they are not."""
     if options.collectives == "torch":
         return "the option collectives leaves it to torch"
-    if options.is_beside:
+    if options.compiles_in_background:
         return (
             "with while_compiling='eager', processes would start to use compiled code at different "
             "calls"

@@ -10,9 +10,9 @@ import torch
 from jax.extend import core
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer, Storage
-from dynamo_backends.interface.counters import VENDOR, stage
-from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.graph.layouts import InputConverter, MemoryLayout, OutputConverter
+from dynamo_backends.interface.counters import VENDOR, time_stage
+from dynamo_backends.interface.errors import reraise_as_compile_error
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.conv_attention_rewrites import (
@@ -100,8 +100,8 @@ def _compile_prologue(program: core.ClosedJaxpr | None, device: PjrtDevice) -> A
 def _trace(graph: Graph, lowering: GraphLowering) -> core.ClosedJaxpr:
     order = [*graph.weights, *graph.activations]
     values = [p.meta["val"] for p in graph.placeholders]
-    storages = [Importer(v).storage if _is_tensor(v) else None for v in values]
-    exporters = [Exporter(n.meta["val"]) for n in graph.outputs]
+    storages = [InputConverter(v).storage if _is_tensor(v) else None for v in values]
+    exporters = [OutputConverter(n.meta["val"]) for n in graph.outputs]
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
         inputs: list[Any] = [None] * len(order)
@@ -112,7 +112,7 @@ def _trace(graph: Graph, lowering: GraphLowering) -> core.ClosedJaxpr:
         return [to_storage(r, e.storage) for r, e in zip(results, exporters, strict=True)]
 
     shapes = [to_shape_dtype_struct(values[place], storages[place]) for place in order]
-    with as_compile_error("jax cannot trace the graph"):
+    with reraise_as_compile_error("jax cannot trace the graph"):
         return jax.make_jaxpr(program)(*shapes)
 
 
@@ -120,7 +120,7 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "stride")
 
 
-def to_shape_dtype_struct(value: Any, storage: Storage | None) -> jax.ShapeDtypeStruct:
+def to_shape_dtype_struct(value: Any, storage: MemoryLayout | None) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of the jax array for a tensor with this memory order."""
     if storage is None:  # a symbol, already replaced by its value wherever it was used
         return jax.ShapeDtypeStruct((), jnp.int64)
@@ -128,16 +128,16 @@ def to_shape_dtype_struct(value: Any, storage: Storage | None) -> jax.ShapeDtype
     return jax.ShapeDtypeStruct(shape, to_jax(value.dtype))
 
 
-def from_storage(array: jax.Array, storage: Storage) -> Value:
+def from_storage(array: jax.Array, storage: MemoryLayout) -> Value:
     """Converts an array in memory order to a value in torch's dimension order."""
     if storage.is_channels_last:
         return ChannelsLast(array)
     if storage.is_row_major:
         return array
-    return jnp.transpose(array, storage.inverse)
+    return jnp.transpose(array, storage.inverse_order)
 
 
-def to_storage(value: Value, storage: Storage) -> jax.Array:
+def to_storage(value: Value, storage: MemoryLayout) -> jax.Array:
     """Converts a value in torch's dimension order to an array in memory order."""
     if storage.is_channels_last and isinstance(value, ChannelsLast):
         return value.array
@@ -148,7 +148,7 @@ def to_storage(value: Value, storage: Storage) -> jax.Array:
 
 
 def _lower(program: core.ClosedJaxpr, device: PjrtDevice, donated: Sequence[int] = ()) -> Any:
-    with as_compile_error("jax cannot lower the graph"):
+    with reraise_as_compile_error("jax cannot lower the graph"):
         function = prologue.as_function(program)
         jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
         traced = jitted.trace(*prologue.avals(program))
@@ -156,7 +156,7 @@ def _lower(program: core.ClosedJaxpr, device: PjrtDevice, donated: Sequence[int]
 
 
 def _compile(lowered: Any, device: PjrtDevice, **how: bool) -> Any:
-    with as_compile_error("XLA cannot compile the graph"):
+    with reraise_as_compile_error("XLA cannot compile the graph"):
         module = _jaxlib.bytecode(lowered)
-        with stage(VENDOR):
+        with time_stage(VENDOR):
             return _jaxlib.compile_program(device.client, device.handle, module, **how)

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.graph import Graph, drop_dead
-from dynamo_backends.graph.propagate import Inference
+from dynamo_backends.graph.graph import Graph, eliminate_dead_calls
+from dynamo_backends.graph.shape_propagation import ShapeInference
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ def move_scale_after_conv(graph: Graph) -> bool:
         Whether there was any.
     """
     frozen = {p for p, x in zip(graph.placeholders, graph.inputs, strict=True) if x.frozen}
-    changed, infer = False, Inference()
+    changed, infer = False, ShapeInference()
     for conv in graph.calls:
         if conv.target is not aten.convolution.default:
             continue
@@ -36,7 +36,7 @@ def move_scale_after_conv(graph: Graph) -> bool:
             _replace(graph.module.graph, conv, *found, infer)
             changed = True
     if changed:
-        drop_dead(graph.module.graph)
+        eliminate_dead_calls(graph.module.graph)
     return changed
 
 
@@ -58,13 +58,13 @@ def _scaled(conv: fx.Node, frozen: set[fx.Node]) -> tuple[fx.Node, fx.Node] | No
 
 
 def _replace(
-    graph: fx.Graph, conv: fx.Node, weight: fx.Node, scale: fx.Node, infer: Inference
+    graph: fx.Graph, conv: fx.Node, weight: fx.Node, scale: fx.Node, infer: ShapeInference
 ) -> None:
     x, _, shift, *geometry = conv.args
     channels = weight.meta["val"].shape[0]
     spread = [channels, *[1] * (weight.meta["val"].ndim - 2)]
 
-    call = functools.partial(infer.call, graph)
+    call = functools.partial(infer.insert_call, graph)
     with graph.inserting_before(conv):
         plain = graph.call_function(aten.convolution.default, (x, weight, None, *geometry))
         plain.meta = dict(conv.meta)
@@ -96,7 +96,7 @@ def undo_repeated_kv_heads(graph: Graph) -> None:
             node.args = (query, *shared, *node.args[3:])
             changed = True
     if changed:
-        drop_dead(graph.module.graph)
+        eliminate_dead_calls(graph.module.graph)
         graph.module.recompile()
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack, to_dlpack
 from dynamo_backends.cudagraphs.device import driver
-from dynamo_backends.graph.layouts import aligned
+from dynamo_backends.graph.layouts import copy_if_misaligned
 from dynamo_backends.xla import _jaxlib
 
 
@@ -23,7 +23,7 @@ def import_tensors(tensors: Sequence[Tensor], handle: Any, index: int) -> list[A
     """
     if not tensors:
         return []
-    tensors = [aligned(t) for t in tensors]
+    tensors = [copy_if_misaligned(t) for t in tensors]
     stream = handle.get_stream_for_external_ready_events()
     driver().wait_outside(stream, index)
     return [_jaxlib.import_dlpack(to_dlpack(t), handle, stream) for t in tensors]

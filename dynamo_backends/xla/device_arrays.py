@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.runtime.device_values import (
-    Home,
+    RemoteDevice,
+    fetch_to_host,
     fills_storage,
-    on_device,
-    on_host,
-    value_of,
+    make_device_handle,
+    storage_value,
 )
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 
 
-class ArrayHome(Home, Protocol):
+class ArrayHome(RemoteDevice, Protocol):
     """The interface of a device on which arrays stay."""
 
     @property
@@ -51,7 +51,7 @@ class ArrayHome(Home, Protocol):
 
 
 def to_device_arrays(
-    home: ArrayHome, importers: Sequence[Importer], tensors: Sequence[Tensor]
+    home: ArrayHome, importers: Sequence[InputConverter], tensors: Sequence[Tensor]
 ) -> list[Any]:
     """Returns device arrays for a program's inputs, uploading those that are elsewhere.
 
@@ -63,32 +63,34 @@ def to_device_arrays(
     return [_take_in(home, *pair) for pair in zip(importers, tensors, strict=True)]
 
 
-def _take_in(home: ArrayHome, importer: Importer, tensor: Tensor) -> Any:
+def _take_in(home: ArrayHome, importer: InputConverter, tensor: Tensor) -> Any:
     if not isinstance(tensor, DeviceTensor):
         return home.upload(importer(tensor))
     handle = tensor._handle
-    value = value_of(handle)
+    value = storage_value(handle)
     if value is None or value.home is not home:
         return home.upload(importer(tensor.host()))
-    seen = importer.view(handle)
+    seen = importer.to_program_order(handle)
     if fills_storage(handle) and seen.is_contiguous():
-        array = value.send(handle, importer.dense_shape)
+        array = value.ensure_on_device(handle, importer.dense_shape)
         if array.shape != importer.dense_shape:
             array = reshape_on_device(home, array, handle.dtype, importer.dense_shape)
             value.array = array if value.array is not None else None
         return array
     is_plain = not (seen.is_conj() or seen.is_neg())
     if value.is_exposed or value.dtype is not handle.dtype or not is_plain:
-        return home.upload(importer(on_host(handle)))
-    base = value.send(handle, (handle.untyped_storage().nbytes() // handle.element_size(),))
+        return home.upload(importer(fetch_to_host(handle)))
+    base = value.ensure_on_device(
+        handle, (handle.untyped_storage().nbytes() // handle.element_size(),)
+    )
     geometry = tuple(seen.shape), seen.stride(), seen.storage_offset()
     run = _program(home, _strided, tuple(base.shape), value.dtype, geometry)
     return home.execute(run, [base])[0]
 
 
 def wrap_device_outputs(
-    home: Home,
-    exporters: Sequence[Exporter],
+    home: RemoteDevice,
+    exporters: Sequence[OutputConverter],
     arrays: Sequence[Any],
     dtypes: Sequence[torch.dtype],
     origin: str = "",
@@ -104,15 +106,15 @@ def wrap_device_outputs(
     """
     results: list[Tensor] = []
     for export, array, dtype in zip(exporters, arrays, dtypes, strict=True):
-        handle = on_device(home, array, export.dense_shape, dtype, origin)
+        handle = make_device_handle(home, array, export.dense_shape, dtype, origin)
         if export.copies:
-            on_host(handle)
+            fetch_to_host(handle)
         results.append(DeviceTensor(export(handle), home.name))
     return results
 
 
 def write_to_device_tensor(
-    home: ArrayHome, target: Tensor, export: Exporter, array: Any, origin: str
+    home: ArrayHome, target: Tensor, export: OutputConverter, array: Any, origin: str
 ) -> None:
     """Writes a result array into a tensor that lives on the device.
 
@@ -123,19 +125,19 @@ def write_to_device_tensor(
         array: The result.
         origin: What computed it, for errors.
     """
-    value = value_of(target)
+    value = storage_value(target)
     assert value is not None
-    handle = on_device(home, array, export.dense_shape, target.dtype)
+    handle = make_device_handle(home, array, export.dense_shape, target.dtype)
     result = export(handle) if not export.copies else handle
     if fills_storage(target) and result.stride() == target.stride():
-        value.replace(target, array, origin)
+        value.set_device_array(target, array, origin)
         return
     size = target.untyped_storage().nbytes() // target.element_size()
-    base = value.send(target, (size,))
+    base = value.ensure_on_device(target, (size,))
     geometry = tuple(target.shape), target.stride(), target.storage_offset()
-    shapes = tuple(base.shape), tuple(export.dense_shape), tuple(export.storage.inverse)
+    shapes = tuple(base.shape), tuple(export.dense_shape), tuple(export.storage.inverse_order)
     run = _scatter(home, shapes, target.dtype, geometry)
-    value.replace(target, home.execute(run, [base, array])[0], origin)
+    value.set_device_array(target, home.execute(run, [base, array])[0], origin)
 
 
 def reshape_on_device(home: ArrayHome, array: Any, dtype: torch.dtype, shape: Sequence[int]) -> Any:

@@ -6,17 +6,17 @@ from typing import TypeVar
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decomposition_tables import decomposition_table
 from dynamo_backends.interface.errors import DeviceError
-from dynamo_backends.runtime.device_moves import move_together
-from dynamo_backends.runtime.device_tensor import moved
+from dynamo_backends.runtime.device_moves import move_keeping_aliases
+from dynamo_backends.runtime.device_tensor import move_leaf
 from dynamo_backends.runtime.device_values import (
-    Home,
-    computer_of,
-    home_named,
-    register_computer,
+    RemoteDevice,
+    device_by_name,
+    operator_runner,
+    register_operator_runner,
 )
-from dynamo_backends.runtime.foreign import refuse_move
+from dynamo_backends.runtime.foreign_devices import refuse_foreign_move
 from dynamo_backends.xla.eager_ops import EagerOpRunner
 from dynamo_backends.xla.options import parse_device_name
 from dynamo_backends.xla.runtime import PjrtDevice, open_device
@@ -46,16 +46,16 @@ def to_device(values: T, device: str) -> T:
             another package runs it, or values are on a device of another package.
     """
     model = values if isinstance(values, nn.Module) else None
-    refuse_move(pytree.tree_leaves(values) if model is None else _tensors_of(model), device)
+    refuse_foreign_move(pytree.tree_leaves(values) if model is None else _tensors_of(model), device)
     home = _home(device)
     if model is not None:
-        move_together(_tensors_of(model), home)
+        move_keeping_aliases(_tensors_of(model), home)
         return values
-    result: T = pytree.tree_map_only(Tensor, lambda t: moved(t, home), values)
+    result: T = pytree.tree_map_only(Tensor, lambda t: move_leaf(t, home), values)
     return result
 
 
-def _home(device: str) -> Home | None:
+def _home(device: str) -> RemoteDevice | None:
     parts = parse_device_name(device)
     if parts is None or parts[0] == "cuda":
         raise DeviceError(
@@ -63,17 +63,17 @@ def _home(device: str) -> Home | None:
             f"{device!r}. For devices that torch supports use tensor.to(device)."
         )
     opened = open_device(*parts)
-    return home_named(register_eager_device(opened)) if opened.is_remote else None
+    return device_by_name(register_eager_device(opened)) if opened.is_remote else None
 
 
 def register_eager_device(device: PjrtDevice) -> str:
     """Registers a device for eager operators, if it is not yet; returns its name."""
-    if computer_of(device.name) is None:
+    if operator_runner(device.name) is None:
         import dynamo_backends.xla.lowering  # noqa: F401 - fills the table
         from dynamo_backends.xla.lowering.registry import lookup, overloads
 
-        table = decompositions(keep=frozenset(overloads()))
-        register_computer(device.name, EagerOpRunner(device, lookup, table))
+        table = decomposition_table(keep=frozenset(overloads()))
+        register_operator_runner(device.name, EagerOpRunner(device, lookup, table))
     return device.name
 
 

@@ -17,13 +17,13 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from dynamo_backends._torch_private import FakeTensorMode, OpOverload, make_fx
-from dynamo_backends.graph.counter_generator import SEEDED_DRAW
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.counter_based_rng import SEEDED_DRAW
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
 from dynamo_backends.graph.normalize import lift_constants
-from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.random_draws import is_random
 from dynamo_backends.runtime.cache import LRU
 from dynamo_backends.runtime.device_tensor import DeviceTensor, handle_of
-from dynamo_backends.runtime.device_values import fills_storage, value_of
+from dynamo_backends.runtime.device_values import fills_storage, storage_value
 from dynamo_backends.xla import _jaxlib, device_arrays
 from dynamo_backends.xla.compiler import from_storage, to_shape_dtype_struct, to_storage
 from dynamo_backends.xla.dtypes import is_supported
@@ -95,11 +95,11 @@ class EagerOpRunner:
         made = self._run(SEEDED_DRAW, SEEDED_DRAW, found.given, {})
         if found.target is None:
             return made
-        target, value, source = found.target, value_of(found.target), value_of(made)
+        target, value, source = found.target, storage_value(found.target), storage_value(made)
         assert value is not None
         assert source is not None
         if fills_storage(target) and target.stride() == made.stride():
-            value.replace(target, source.array, str(func))
+            value.set_device_array(target, source.array, str(func))
             return target
         return self._run(aten.copy.default, aten.copy_.default, (target, made), {})
 
@@ -270,12 +270,12 @@ class _Program:
         self._device = device
         self._inputs = call.inputs
         self._is_single = call.is_single
-        self._importers = [Importer(x) if isinstance(x, Tensor) else None for x in call.fakes]
-        self._exporters = [Exporter(x) for x in call.values]
+        self._importers = [InputConverter(x) if isinstance(x, Tensor) else None for x in call.fakes]
+        self._exporters = [OutputConverter(x) for x in call.values]
         self._dtypes = [x.dtype for x in call.values]
         self._name = name
         self._is_update = call.is_update
-        constants = [Importer(x) for x in call.constants]
+        constants = [InputConverter(x) for x in call.constants]
         self._constants = device.take_in(constants, call.constants)
         self._run = self._compiled(call)
 
@@ -320,7 +320,7 @@ class _Program:
             if importer is None:
                 arrays.append(owner.number(leaf))
                 continue
-            is_kept = value_of(leaf) is not None
+            is_kept = storage_value(leaf) is not None
             given = DeviceTensor(leaf, device.name) if is_kept else leaf
             arrays += device.take_in([importer], [given])
         results = device.execute(self._run, arrays + self._constants)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.random import draw, seeds_of
-from dynamo_backends.graph.seeded_draws import complete
+from dynamo_backends.graph.random_draws import draw, seed_draw_arguments
+from dynamo_backends.graph.seeded_draws import complete_draw_request
 
 aten = torch.ops.aten
 
@@ -87,12 +87,12 @@ def single_draw(
     if not kind.writes:
         layout = {k: v for k, v in kwargs.items() if k in _LAYOUT}
         like = torch.empty_like(like, **layout)
-    request = complete(kind.method, like.dtype, list(kind.arguments(complete_args)))
+    request = complete_draw_request(kind.method, like.dtype, list(kind.arguments(complete_args)))
     if request is None or named or like.device.type != "cpu":
         return None
     dense = torch.empty_like(like).stride()
     method, arguments = request
-    seeds = draw(*seeds_of(1))
+    seeds = draw(*seed_draw_arguments(1))
     where = list(like.shape), list(dense), like.dtype
     given = seeds, 0, method, *where, [*map(float, arguments)]
     return SingleDraw(given, args[0] if kind.writes else None)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import in_row_major, row_major
-from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.graph.layouts import row_major_layout, to_row_major
+from dynamo_backends.interface.errors import reraise_as_compile_error
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.compiler import to_shape_dtype_struct
 from dynamo_backends.xla.conv_attention_rewrites import (
@@ -53,8 +53,8 @@ def portable_program(graph: Graph, options: LoweringOptions) -> bytes:
             inputs[place] = array
         return [to_logical_array(value) for value in lowering(inputs)]
 
-    with jax.enable_x64(True), as_compile_error("jax cannot lower the graph"):
-        shapes = [to_shape_dtype_struct(values[i], row_major(values[i].ndim)) for i in order]
+    with jax.enable_x64(True), reraise_as_compile_error("jax cannot lower the graph"):
+        shapes = [to_shape_dtype_struct(values[i], row_major_layout(values[i].ndim)) for i in order]
         traced = jax.jit(program, keep_unused=True).trace(*shapes)
         return _jaxlib.to_portable_artifact(traced.lower(lowering_platforms=(options.platform,)))
 
@@ -68,6 +68,6 @@ def run_stablehlo_on_cpu(program: bytes, inputs: Sequence[Tensor]) -> list[Tenso
     """
     device = open_device("cpu")
     loaded = _jaxlib.compile_program(device.client, device.handle, program)
-    buffers = device.import_tensors([in_row_major(t) for t in inputs])
+    buffers = device.import_tensors([to_row_major(t) for t in inputs])
     results = _jaxlib.make_single_device_call(loaded, device.handle)(buffers)
     return [device.export_buffer(r, torch.device("cpu")).clone() for r in results]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dynamo_backends.graph.precision import allowed_tf32, product_precision
+from dynamo_backends.graph.precision import float32_matmul_precision, read_tf32_settings
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.options import Limits, Options
@@ -132,14 +132,14 @@ class XlaOptions(Options):
         """See `Options.validate`."""
         super().validate(backend)
         if isinstance(self.mesh, Mesh):
-            self.refuse_beside("a mesh")
+            self.refuse_background_compile("a mesh")
             _check_mesh(self, self.mesh)
         check_buckets(self.buckets, backend)
         _check_device(self.device, backend)
 
     @property
-    def is_reduced(self) -> bool:
-        """See `Options.is_reduced`."""
+    def allows_reduced_precision(self) -> bool:
+        """See `Options.allows_reduced_precision`."""
         return self.precision == "bf16" or self.matmul_precision in ("high", "medium")
 
 
@@ -185,12 +185,12 @@ def matmul_precision(options: XlaOptions) -> str:
         return "default"
     asked = options.matmul_precision
     if asked == "torch":
-        asked = product_precision()  # type: ignore[assignment]
+        asked = float32_matmul_precision()  # type: ignore[assignment]
     return {"highest": "highest", "high": "high", "medium": "default"}[asked]
 
 
 def convolution_precision(platform_name: str, options: XlaOptions) -> str:
     """jax's name of the precision of float32 convolutions: on CUDA torch has a switch for them."""
     if platform_name == "cuda" and options.matmul_precision == "torch":
-        return "default" if allowed_tf32().convolutions else matmul_precision(options)
+        return "default" if read_tf32_settings().convolutions else matmul_precision(options)
     return matmul_precision(options)

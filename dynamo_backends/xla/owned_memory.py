@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import is_private
-from dynamo_backends.graph.layouts import Importer
+from dynamo_backends._torch_private import is_sole_storage_owner
+from dynamo_backends.graph.layouts import InputConverter
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import find_tracked_buffer, tensor_to_numpy
 from dynamo_backends.xla.runtime import PjrtDevice
@@ -95,7 +95,7 @@ def find_owned(tensor: Tensor) -> OwnedBuffer | None:
     return owner if owner is not None and owner.is_filled_by(tensor) else None
 
 
-def move_to_xla(tensor: Tensor, importer: Importer, device: PjrtDevice) -> OwnedBuffer | None:
+def move_to_xla(tensor: Tensor, importer: InputConverter, device: PjrtDevice) -> OwnedBuffer | None:
     """Moves a tensor to XLA-owned memory, in place; returns None if it is not movable.
 
     What a program of XLA's has returned is there already, and is not copied.
@@ -131,5 +131,5 @@ def is_movable(tensor: Tensor, is_returned: bool = False) -> bool:
         return False
     size = tensor.numel() * tensor.element_size()
     is_whole = size > 0 and storage.nbytes() == size
-    del storage  # a reference, which `is_private` would count
-    return is_whole and is_private(tensor)
+    del storage  # a reference, which `is_sole_storage_owner` would count
+    return is_whole and is_sole_storage_owner(tensor)

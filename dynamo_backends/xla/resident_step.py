@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph, Role
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
 from dynamo_backends.interface.errors import RankError, StepCaptureError
 from dynamo_backends.interface.executable import StepProgram
-from dynamo_backends.interface.forks import check_process
-from dynamo_backends.runtime.atomic import signals_held
-from dynamo_backends.runtime.device_tensor import DeviceTensor, to_home
-from dynamo_backends.runtime.device_values import DeviceValue, fills_storage, value_of
-from dynamo_backends.runtime.weight_binding import bits_of
+from dynamo_backends.interface.forks import check_not_forked
+from dynamo_backends.runtime.atomic_copies import defer_signals
+from dynamo_backends.runtime.device_tensor import DeviceTensor, copy_to_device
+from dynamo_backends.runtime.device_values import DeviceValue, fills_storage, storage_value
+from dynamo_backends.runtime.weight_binding import value_bits
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.device_arrays import copy_on_device, wrap_device_outputs
 from dynamo_backends.xla.runtime import PjrtDevice
@@ -41,9 +41,9 @@ class ResidentStep(StepProgram):
         values = [p.meta["val"] for p in graph.placeholders]
         self._updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         self._others = [i for i, x in enumerate(graph.inputs) if x.updated_by is None]
-        self._importers = [Importer(v) for v in values]
+        self._importers = [InputConverter(v) for v in values]
         promised = [n.meta["val"] for n in graph.outputs[len(self._updated) :]]
-        self._exporters = [Exporter(v) for v in promised]
+        self._exporters = [OutputConverter(v) for v in promised]
         self._dtypes = [v.dtype for v in promised]
         self._execute = self._caller()
         # Learning rates and the like, which seldom change, and constants.
@@ -53,7 +53,7 @@ class ResidentStep(StepProgram):
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
-        check_process(self._device.pid, "XLA")
+        check_not_forked(self._device.pid, "XLA")
         residents = [self._resident(inputs[i], i) for i in self._updated]
         buffers: list[Any] = [None] * len(inputs)
         for place, (_, value) in zip(self._updated, residents, strict=True):
@@ -65,7 +65,7 @@ class ResidentStep(StepProgram):
         given_away = [buffers[i] for i in self._updated]
         self._keep_apart(buffers)
         self.launches += 1
-        with signals_held():
+        with defer_signals():
             try:
                 results = self._device.execute(self._execute, buffers)
             except RankError:
@@ -78,7 +78,7 @@ class ResidentStep(StepProgram):
                     "states are lost. Load the last checkpoint."
                 ) from error
             for (handle, value), array in zip(residents, results, strict=False):
-                value.replace(handle, array, ORIGIN)
+                value.set_device_array(handle, array, ORIGIN)
             torch.autograd.graph.increment_version([inputs[i] for i in self._updated])
             taken.append(results[len(residents) :])
 
@@ -91,8 +91,8 @@ class ResidentStep(StepProgram):
         if place not in self._few or isinstance(tensor, DeviceTensor):
             return tensor
         known = self._known.get(place)
-        if known is None or not torch.equal(bits_of(known.host()), bits_of(tensor)):
-            known = self._known[place] = to_home(tensor, self._device)
+        if known is None or not torch.equal(value_bits(known.host()), value_bits(tensor)):
+            known = self._known[place] = copy_to_device(tensor, self._device)
         return known
 
     def _take_in(self, place: int, tensor: Tensor) -> Any:
@@ -126,7 +126,7 @@ class ResidentStep(StepProgram):
             raise StepCaptureError(
                 f"the step updates input {place}, which is a view of a larger tensor. Clone it."
             )
-        value = value_of(handle)
+        value = storage_value(handle)
         assert value is not None
         self._residents[place] = handle, value
         return handle, value

@@ -16,14 +16,14 @@ from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.cudagraphs.device import driver
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
-from dynamo_backends.interface.errors import DeviceError, as_compile_error
+from dynamo_backends.graph.layouts import ALIGNMENT, InputConverter, OutputConverter
+from dynamo_backends.interface.errors import DeviceError, reraise_as_compile_error
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.forks import check_process
+from dynamo_backends.interface.forks import check_not_forked
 from dynamo_backends.runtime.device_values import register_device
-from dynamo_backends.runtime.foreign import refuse_taken
+from dynamo_backends.runtime.foreign_devices import refuse_device_in_use
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.staging import stage
+from dynamo_backends.runtime.staging import allocate_staging_tensors
 from dynamo_backends.xla import _jaxlib, cuda, device_arrays
 from dynamo_backends.xla.arrays import (
     InFlight,
@@ -76,8 +76,8 @@ class PjrtDevice:
         """See `Home.download`."""
         np.copyto(tensor_to_numpy(flat), np.asarray(array).reshape(-1))
 
-    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
-        """See `Home.part_of`."""
+    def local_shard(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+        """See `RemoteDevice.local_shard`."""
         return None
 
     def execute(self, call: Callable[[list[Any]], Any], arrays: list[Any]) -> list[Any]:
@@ -86,7 +86,7 @@ class PjrtDevice:
         self.in_flight.note(results)
         return results
 
-    def take_in(self, importers: Sequence[Importer], tensors: Sequence[Tensor]) -> list[Any]:
+    def take_in(self, importers: Sequence[InputConverter], tensors: Sequence[Tensor]) -> list[Any]:
         """Buffers for a program's inputs."""
         if self.is_remote:
             return device_arrays.to_device_arrays(self, importers, tensors)
@@ -129,7 +129,7 @@ def _connect(platform: str, index: int) -> PjrtDevice:
         with _environment(PJRT_NPROC=str(torch.get_num_threads())):
             client = _jaxlib.make_cpu_client()
         return PjrtDevice("cpu", client, client.local_devices()[0], os.getpid())
-    refuse_taken(platform)
+    refuse_device_in_use(platform)
     import jax
 
     with _environment(XLA_PYTHON_CLIENT_PREALLOCATE="false"):
@@ -169,7 +169,7 @@ def open_device(platform: str, index: int = 0) -> PjrtDevice:
         device = _open(platform, index)
     if device.is_remote:
         register_device(device)
-    check_process(device.pid, "XLA")
+    check_not_forked(device.pid, "XLA")
     return device
 
 
@@ -201,9 +201,9 @@ class Staging:
     """
 
     def __init__(
-        self, device: PjrtDevice, importers: Sequence[Importer], apart: Collection[int] = ()
+        self, device: PjrtDevice, importers: Sequence[InputConverter], apart: Collection[int] = ()
     ):
-        self.small, self.large = stage(
+        self.small, self.large = allocate_staging_tensors(
             [k for k in range(len(importers)) if k not in apart],
             lambda k: (importers[k].dense_shape, importers[k].dtype),
         )
@@ -258,13 +258,13 @@ class XlaExecutable(Executable):
         self._binds = 0
         self.wiring = wiring
         values = [p.meta["val"] for p in graph.placeholders]
-        self._weights = [Importer(values[i]) for i in graph.weights]
+        self._weights = [InputConverter(values[i]) for i in graph.weights]
         activations = [values[i] for i in graph.activations]
-        self._activations = [Importer(activations[i]) for i in wiring.activations]
+        self._activations = [InputConverter(activations[i]) for i in wiring.activations]
         self._execute = _jaxlib.make_single_device_call(main, device.handle)
         self._staging: list[Staging] = []
         fakes = [n.meta["val"] for n in graph.outputs]
-        self._exporters = [Exporter(v) for v in fakes]
+        self._exporters = [OutputConverter(v) for v in fakes]
         self._devices = [v.device for v in fakes]
         self._dtypes = [v.dtype for v in fakes]
         self._noted = outputs_worth_tracking(fakes)
@@ -289,7 +289,7 @@ class XlaExecutable(Executable):
 
     def _prepare(self, weights: Sequence[Tensor]) -> tuple[list[Any], set[int]]:
         """The main program's inputs but for activations, and which weights were copied for them."""
-        check_process(self._device.pid, "XLA")
+        check_not_forked(self._device.pid, "XLA")
         if self._device.is_remote:
             untouched = self._take_weights(weights, self.wiring.untouched)
             return untouched + self._transform(weights), set(range(len(weights)))
@@ -332,7 +332,9 @@ class XlaExecutable(Executable):
         # A tensor of its own, so that the buffer does not keep the caller's Parameter alive.
         return self._device.import_tensor(tensor.detach())
 
-    def alone(self, weights: Sequence[Tensor], activations: Sequence[Tensor]) -> Callable[[], Any]:
+    def bind_for_benchmark(
+        self, weights: Sequence[Tensor], activations: Sequence[Tensor]
+    ) -> Callable[[], Any]:
         """XLA's own execution, for benchmarks: everything is imported beforehand, nothing exported.
 
         Args:
@@ -360,14 +362,14 @@ class XlaExecutable(Executable):
         noted = self._noted
 
         def run(inputs: list[Tensor]) -> list[Tensor]:
-            check_process(pid, "XLA")
+            check_not_forked(pid, "XLA")
             try:  # not two calls at once with the same memory
                 staging = free.pop()
             except IndexError:
                 staging = Staging(self._device, importers)
             buffers = prepared + staging.buffers
             for k, memory in staging.small:
-                memory.copy_(importers[k].view(inputs[places[k]]))
+                memory.copy_(importers[k].to_program_order(inputs[places[k]]))
             for k in staging.large:
                 tensor = importers[k](inputs[places[k]])
                 buffers[offset + k] = import_tensor(tensor, handle)
@@ -383,7 +385,7 @@ class XlaExecutable(Executable):
         return run
 
     def _run(self, prepared: list[Any], inputs: list[Tensor]) -> list[Tensor]:
-        check_process(self._device.pid, "XLA")
+        check_not_forked(self._device.pid, "XLA")
         device = self._device
         results = device.execute(self._execute, prepared + self._import(inputs))
         if device.is_remote:
@@ -417,7 +419,7 @@ class XlaExecutable(Executable):
         Raises:
             CompileError: The parts are incomplete, or XLA refuses them.
         """
-        with as_compile_error("XLA cannot load the cached executable"):
+        with reraise_as_compile_error("XLA cannot load the cached executable"):
             wiring = XlaInputMap(**{k: tuple(v) for k, v in json.loads(parts["wiring"]).items()})
             main, *prologue = [
                 _jaxlib.deserialize(device.client, device.handle, parts[name])

@@ -13,9 +13,9 @@ from torch import Tensor
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
 from dynamo_backends.interface.executable import StepProgram
-from dynamo_backends.interface.forks import check_process
+from dynamo_backends.interface.forks import check_not_forked
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.owned_memory import find_owned, move_to_xla
@@ -51,11 +51,11 @@ class _Interface:
         self._device = device
         self.updated = [i for i, x in enumerate(graph.inputs) if x.updated_by is not None]
         self.others = [i for i, x in enumerate(graph.inputs) if x.updated_by is None]
-        self.importers = [Importer(v) for v in values]
+        self.importers = [InputConverter(v) for v in values]
         # What is updated keeps its layout.
         promised = [values[i] for i in self.updated]
         promised += [n.meta["val"] for n in graph.outputs[len(promised) :]]
-        self.exporters = [Exporter(v) for v in promised]
+        self.exporters = [OutputConverter(v) for v in promised]
         storages = [self.importers[i].storage for i in self.updated]
         storages += [e.storage for e in self.exporters[len(storages) :]]
         self._shapes = [s.dense_shape(v.shape) for v, s in zip(promised, storages, strict=True)]
@@ -99,7 +99,7 @@ class XlaStep(StepProgram):
 
     def __call__(self, inputs: Sequence[Tensor], taken: list[Any]) -> None:
         """See `StepProgram.__call__`."""
-        check_process(self._device.pid, "XLA")
+        check_not_forked(self._device.pid, "XLA")
         interface = self._interface
         owned = [find_owned(x) for x in inputs]
         for i in interface.updated:
@@ -114,7 +114,9 @@ class XlaStep(StepProgram):
             if owned[i] is not None and owned[i] in updated:
                 buffers[i] = interface.take_in(i, inputs[i].clone())
         copied_inputs = [
-            interface.importers[i].view(inputs[i]) for i in interface.updated if not owned[i]
+            interface.importers[i].to_program_order(inputs[i])
+            for i in interface.updated
+            if not owned[i]
         ]
         tensors = [inputs[i] for i in interface.updated]
         self.launches += 1
@@ -146,7 +148,7 @@ class XlaCopyingStep(CopyingProgram):
         self._interface = _Interface(device, graph)
 
     def _compute(self, inputs: list[Tensor]) -> list[Tensor]:
-        check_process(self._device.pid, "XLA")
+        check_not_forked(self._device.pid, "XLA")
         buffers = [self._interface.take_in(i, x) for i, x in enumerate(inputs)]
         return self._interface.hand_out(self.executable.execute(buffers))
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Exporter, Importer
-from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
+from dynamo_backends.interface.errors import reraise_as_compile_error
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib, prologue
@@ -54,7 +54,7 @@ def load_step(parts: Mapping[str, bytes], graph: Graph, device: PjrtDevice) -> S
     Raises:
         CompileError: The parts are incomplete, or XLA refuses them.
     """
-    with as_compile_error("XLA cannot load the cached step"):
+    with reraise_as_compile_error("XLA cannot load the cached step"):
         executable = _jaxlib.deserialize(device.client, device.handle, parts["main"])
         kind: dict[bytes, type[XlaStep | XlaCopyingStep | ResidentStep]] = {
             b"donated": XlaStep,
@@ -89,10 +89,10 @@ def trace_step(
         LoweringError: A call cannot be lowered; it names the node.
     """
     values = [p.meta["val"] for p in graph.placeholders]
-    storages = [Importer(v).storage for v in values]
+    storages = [InputConverter(v).storage for v in values]
     updated = donated(graph)
     # What is updated keeps its layout; the updates are the first outputs, in the inputs' order.
-    exported = [Exporter(n.meta["val"]).storage for n in graph.outputs[len(updated) :]]
+    exported = [OutputConverter(n.meta["val"]).storage for n in graph.outputs[len(updated) :]]
     lowering = GraphLowering(graph.module.graph, options)
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
@@ -112,7 +112,7 @@ def trace_step(
         others = zip(outputs[len(updated) :], exported, strict=True)
         return results + [to_storage(r, s) for r, s in others]
 
-    with as_compile_error("jax cannot trace the step"):
+    with reraise_as_compile_error("jax cannot trace the step"):
         shapes = list(map(to_shape_dtype_struct, values, storages))
         for i in updated if is_flat else ():
             shapes[i] = in_one_dimension(shapes[i])
@@ -120,14 +120,14 @@ def trace_step(
 
 
 def _lower(program: Any, device: PjrtDevice, donated: tuple[int, ...]) -> Any:
-    with as_compile_error("jax cannot lower the step"):
+    with reraise_as_compile_error("jax cannot lower the step"):
         function = jax.jit(prologue.as_function(program), donate_argnums=donated, keep_unused=True)
         traced = function.trace(*prologue.avals(program))
         return traced.lower(lowering_platforms=(device.platform,))
 
 
 def _compile(lowered: Any, device: PjrtDevice, fuses: bool) -> Any:
-    with as_compile_error("XLA cannot compile the step"):
+    with reraise_as_compile_error("XLA cannot compile the step"):
         module = _jaxlib.bytecode(lowered)
         return _jaxlib.compile_program(
             device.client,

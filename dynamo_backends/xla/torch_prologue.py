@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import disable_current_modes, from_dlpack
 from dynamo_backends._torch_private.forks import fork_safe_lock
-from dynamo_backends.runtime.weight_binding import bits_of
+from dynamo_backends.runtime.weight_binding import value_bits
 from dynamo_backends.xla import _jaxlib
 
 _COMPUTED = frozenset({"float32", "float64"})  # XLA may round others less often than torch
@@ -302,7 +302,7 @@ class PreparedWeightCache:
         ]
 
     def _one(self, tensor: Tensor, place: Hashable, take_in: Import) -> Any:
-        bits = bits_of(tensor).view(-1)
+        bits = value_bits(tensor).view(-1)
         sample = bits[:: len(bits) // _SAMPLE].tolist()
         key = (place, tensor.dtype, tensor.shape, *sample)
         with self._lock:
@@ -314,7 +314,7 @@ class PreparedWeightCache:
 
 
 def _bits(buffer: Any) -> Tensor:
-    return bits_of(from_dlpack(_jaxlib.export_dlpack(buffer))).view(-1)
+    return value_bits(from_dlpack(_jaxlib.export_dlpack(buffer))).view(-1)
 
 
 equal_weights = PreparedWeightCache()

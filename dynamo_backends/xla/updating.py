@@ -18,11 +18,15 @@ from torch import Tensor
 
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Importer
+from dynamo_backends.graph.layouts import InputConverter
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.interface.executable import Bound
-from dynamo_backends.interface.forks import check_process
-from dynamo_backends.runtime.atomic import at_once, give_up, until_done
+from dynamo_backends.interface.forks import check_not_forked
+from dynamo_backends.runtime.atomic_copies import (
+    call_uninterrupted,
+    fill_lost_tensors,
+    retry_until_complete,
+)
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import track_output_buffer
 from dynamo_backends.xla.dtypes import to_jax
@@ -91,7 +95,7 @@ class XlaUpdatingExecutable(XlaExecutable):
         places = [graph.placeholders[i] for i in graph.activations]
         slots = {place: slot for slot, place in enumerate(wiring.activations)}
         self._updated = [
-            _Updated(place, slots.get(place), Importer(places[place].meta["val"]))
+            _Updated(place, slots.get(place), InputConverter(places[place].meta["val"]))
             for place in wiring.updated
         ]
         self._recent: tuple[list[int], list[weakref.ref[OwnedBuffer]]] = [], []
@@ -112,7 +116,7 @@ class XlaUpdatingExecutable(XlaExecutable):
         free = self._staging
 
         def run(inputs: list[Tensor]) -> list[Tensor]:
-            check_process(self._device.pid, "XLA")
+            check_not_forked(self._device.pid, "XLA")
             try:  # not two calls at once with the same memory
                 staging = free.pop()
             except IndexError:
@@ -122,7 +126,7 @@ class XlaUpdatingExecutable(XlaExecutable):
             owners = self._owners(tensors)
             buffers = prepared + self._given(staging, inputs, tensors, owners)
             guests = [
-                x.importer.view(t)
+                x.importer.to_program_order(t)
                 for x, t, owner in zip(self._updated, tensors, owners, strict=True)
                 if owner is None
             ]
@@ -169,7 +173,7 @@ class XlaUpdatingExecutable(XlaExecutable):
         buffers = list(staging.buffers)
         places, importers = self.wiring.activations, self._activations
         for k, memory in staging.small:
-            memory.copy_(importers[k].view(inputs[places[k]]))
+            memory.copy_(importers[k].to_program_order(inputs[places[k]]))
         if staging.large:
             written = {t.untyped_storage().data_ptr() for t in tensors}
         for k in staging.large:
@@ -198,7 +202,7 @@ class _Updated:
 
     place: int
     slot: int | None
-    importer: Importer
+    importer: InputConverter
 
     def owner(self, tensor: Tensor, device: PjrtDevice) -> OwnedBuffer | None:
         """The memory of XLA's in which the input lives from now on; None: it stays elsewhere."""
@@ -256,12 +260,12 @@ class Launch:
             actions.append(partial(contents.extend, shaped))
             actions.append(partial(torch._foreach_copy_, self._guests, contents))
         try:
-            at_once([*actions, partial(self._taken.extend, chain(found))])
+            call_uninterrupted([*actions, partial(self._taken.extend, chain(found))])
         except BaseException as error:
             if not found:
                 self._check_survival(error)
             else:
-                until_done(partial(self._settle, found))
+                retry_until_complete(partial(self._settle, found))
             raise
         self._settle(found)
 
@@ -279,7 +283,7 @@ class Launch:
         """After a failed execution: memory that XLA has given up must not be read any more."""
         lost = [tensor for _, owner, tensor in self._residents if owner.buffer.is_deleted()]
         if lost:
-            until_done(partial(give_up, lost))
+            retry_until_complete(partial(fill_lost_tensors, lost))
             raise StepCaptureError(
                 f"XLA failed while it ran a program ({error}). {len(lost)} tensors that it was "
                 "updating are lost and were filled with NaN. Load the last checkpoint, or restart."

@@ -12,12 +12,12 @@ from torch import Tensor
 from dynamo_backends import _torch_private as private
 from dynamo_backends.aot.step.program.functionalization import Functionalization
 from dynamo_backends.graph.checker import check
-from dynamo_backends.graph.decompositions import checked_decompositions
-from dynamo_backends.graph.graph import Graph, Input, Role, drop_dead
+from dynamo_backends.graph.decomposition_tables import checked_decomposition_table
+from dynamo_backends.graph.graph import Graph, Input, Role, eliminate_dead_calls
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
 from dynamo_backends.graph.pass_sequence import PassSequence
-from dynamo_backends.graph.propagate import PROPAGATE
 from dynamo_backends.graph.properties import Property
+from dynamo_backends.graph.shape_propagation import PROPAGATE
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -34,7 +34,7 @@ def functional(function: Callable[..., Any], inputs: list[Tensor], rules: Any) -
         place.meta["val"] = mode.from_tensor(constant, static_shapes=True)
     made, updates = Functionalization(module, mode, rules)()
     constants += lift_constants(made).values()
-    drop_dead(made.graph)
+    eliminate_dead_calls(made.graph)
     made.recompile()
     names = [place.name for place in made.graph.find_nodes(op="placeholder")]
     graph = Graph(made, "step", tuple(Input(name, Role.ACTIVATION) for name in names))
@@ -204,7 +204,7 @@ def tensors() -> list[Tensor]:
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_writes_are_taken_out(program: Any, rules: str) -> None:
-    table = checked_decompositions(()) if RULES[rules] is None else RULES[rules]
+    table = checked_decomposition_table(()) if RULES[rules] is None else RULES[rules]
     assert_equal(program, tensors(), table)
 
 
@@ -251,7 +251,9 @@ def random_program(seed: int) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("seed", range(24))
 def test_random_programs(seed: int) -> None:
-    assert_equal(random_program(seed), tensors(), checked_decompositions(()) if seed % 2 else {})
+    assert_equal(
+        random_program(seed), tensors(), checked_decomposition_table(()) if seed % 2 else {}
+    )
 
 
 def test_a_changed_shape_of_an_input_is_refused() -> None:

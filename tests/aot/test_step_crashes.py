@@ -12,14 +12,15 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends import StepCaptureError, compile_step
 from dynamo_backends.aot.step.program.record_program import TRACING
-from dynamo_backends.runtime import atomic as whole
+from dynamo_backends.runtime import atomic_copies as whole
 from tests import rotation
 from tests.aot import step_nets as nets
 from tests.aot.interruptions import Instructions, watched
 
 BACKENDS = ("openxla", "aot_eager", "inductor")
 FILES = (
-    "aot/step/program/record_program.py", "aot/step/program/programs.py", "runtime/atomic.py",
+    "aot/step/program/record_program.py", "aot/step/program/programs.py",
+    "runtime/atomic_copies.py",
     "xla/step_runtime.py", "xla/updating.py", "xla/owned_memory.py", "inductor/steps.py",
     "graph/layouts.py", "signal.py", "/torchinductor_",
 )  # fmt: skip
@@ -289,12 +290,12 @@ def test_what_may_be_repeated_is_done_whatever_interrupts_it() -> None:
         if len(done) < 4:
             raise KeyboardInterrupt
 
-    whole.until_done(action)
+    whole.retry_until_complete(action)
     assert done == [0, 1, 2, 3]
 
 
 def interrupted(came: list[str]) -> None:
-    with whole.signals_held():
+    with whole.defer_signals():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGUSR1)
         came.append("inside")

@@ -196,7 +196,7 @@ def test_the_first_pattern_that_matches_counts():
 
 def test_a_dimension_may_be_split_over_several_dimensions_of_the_mesh():
     mesh = Mesh(("data", "model"), (4, 2), tuple(range(8)))
-    assert mesh.parts((0, 0), 0) == 8
+    assert mesh.shard_count((0, 0), 0) == 8
     assert mesh.shard_shape((0, 1), (8, 6)) == (2, 3)
     assert mesh.describe((0, 1)) == "Shard(0) over data, Shard(1) over model"
     assert mesh.describe((0, 0)) == "Shard(0) over data and model"

@@ -17,7 +17,7 @@ from tests import rotation
 from tests.aot.interruptions import Instructions, watched
 
 FILES = (
-    "aot/updates.py", "aot/autograd.py", "aot/serialized.py", "runtime/atomic.py",
+    "aot/updates.py", "aot/autograd.py", "aot/serialized.py", "runtime/atomic_copies.py",
     "runtime/program.py", "runtime/staging.py", "graph/layouts.py", "pipeline/compiled_graph.py",
     "xla/updating.py", "xla/owned_memory.py", "xla/arrays.py", "xla/_jaxlib.py", "ort/runtime.py",
 )  # fmt: skip

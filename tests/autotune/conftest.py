@@ -9,7 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from dynamo_backends.autotune import prior, status, tuning_thread, warm_start
+from dynamo_backends.autotune import cost_model as prior
+from dynamo_backends.autotune import status, tuning_thread, warm_start
 from dynamo_backends.pipeline import background
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.workers.progress import COUNTS, Counts
@@ -78,5 +79,5 @@ def tuning(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuning_thread.TuningThre
     monkeypatch.setattr(tuning_thread, "_thread", made)
     yield made
     made.stop()
-    assert background.wait(LONG_S)
+    assert background.wait_until_idle(LONG_S)
     assert not (cache_folder() / "tuning").exists(), "copies of the graph are left"

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import hot_swap, prior, tuner, tuning_thread
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune import cost_model as prior
+from dynamo_backends.autotune import hot_swap, tuner, tuning_thread
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.autotune.tuning_thread import TuningThread
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.pipeline import background
@@ -97,7 +98,7 @@ def test_the_winner_takes_over(counts: Counts, caplog: pytest.LogCaptureFixture)
     said = "\n".join(caplog.messages)
     assert "autotune: inference graph" in said
     assert "tuning candidate wrong_numbers (1 of 3" in said
-    (decision,) = Decisions().all()
+    (decision,) = DecisionStore().all()
     assert decision.winner == "good"
     assert decision.candidates == report.candidates
     assert decision.seconds == report.tuning_seconds
@@ -115,13 +116,13 @@ def test_the_first_that_is_faster_than_eager_serves_meanwhile(gate: Gate, counts
         assert str(status).endswith(" s used, good runs calls meanwhile)")
         assert reports[0].chosen == "good"
         torch.testing.assert_close(run(x), model(x))
-        assert Decisions().all() == [], "nothing is decided yet"
+        assert DecisionStore().all() == [], "nothing is decided yet"
         gate.open()
         assert dynamo_backends.wait_for_tuning(LONG_S)
     torch.testing.assert_close(run(x), model(x))
     status = only_status()
     assert status.meanwhile == ""
-    assert status.winner == reports[0].chosen == Decisions().all()[0].winner
+    assert status.winner == reports[0].chosen == DecisionStore().all()[0].winner
     assert counts.compiled == (1 if status.winner in ("good", "eager") else 2)
     assert {row.name for row in reports[0].candidates} == {"eager", "good", "waits"}
 
@@ -135,7 +136,7 @@ def test_one_that_fails_here_does_not_serve_meanwhile(plant: ModuleType, gate: G
         run = compiled(model, "good", "waits")
         run(x)
         until(gate.pids)
-        assert background.wait(LONG_S)
+        assert background.wait_until_idle(LONG_S)
         assert (only_status().meanwhile, reports[0].chosen) == ("", "eager")
         torch.testing.assert_close(run(x), model(x))
         gate.open()
@@ -173,7 +174,7 @@ def test_a_winner_that_fails_here_does_not_serve(plant: ModuleType):
     assert status.reason == (
         "good was verified while tuning, but failed: RuntimeError: the licence has expired"
     )
-    assert Decisions().all() == []
+    assert DecisionStore().all() == []
     torch.testing.assert_close(run(x), model(x))
 
 
@@ -232,7 +233,7 @@ def test_a_tuner_that_is_killed_loses_nothing(moment: str, tuning: TuningThread,
     assert dynamo_backends.wait_for_tuning(LONG_S)
     winner = "eager" if moment.startswith("twice") else "waits"
     assert str(only_status()) == f"verified winner {winner} serving"
-    rows = {row.name: row for row in Decisions().all()[0].candidates}
+    rows = {row.name: row for row in DecisionStore().all()[0].candidates}
     assert "no such chip" in rows["raises_at_compile"].reason
     if winner == "eager":
         assert rows["waits"].reason == "its process was killed twice"
@@ -303,7 +304,7 @@ def test_a_graph_that_the_budget_does_not_suffice_for_stays_in_eager(
     rows = {row.name: row.reason for row in reports[0].candidates}
     assert rows == {"eager": "", "ts_trace": "not tried: the budget of 20 s is spent"}
     assert not tuning._process.running
-    assert Decisions().all() == []
+    assert DecisionStore().all() == []
 
 
 @torch.no_grad()
@@ -312,7 +313,7 @@ def test_what_hangs_is_ended(gate: Gate):
     run(torch.randn(40, 50))
     assert dynamo_backends.wait_for_tuning(LONG_S)
     assert str(only_status()) == "verified winner eager serving"
-    (row,) = (r for r in Decisions().all()[0].candidates if r.name == "waits")
+    (row,) = (r for r in DecisionStore().all()[0].candidates if r.name == "waits")
     assert row.reason == "did not finish within 1 s in a process of its own"
 
 
@@ -446,11 +447,11 @@ def test_explain_shows_where_tuning_stands():
 def test_what_other_processes_do_not_know_is_not_tried(
     tuning: TuningThread, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hot_swap, "is_found_elsewhere", lambda backend: False)
+    monkeypatch.setattr(hot_swap, "is_loadable_by_name", lambda backend: False)
     with torch.no_grad():
         compiled(lambda x: x.relu() + 1, "ts_trace")(torch.randn(3))
         assert dynamo_backends.wait_for_tuning(LONG_S)
-    (row,) = (r for r in Decisions().all()[0].candidates if r.name == "ts_trace")
+    (row,) = (r for r in DecisionStore().all()[0].candidates if r.name == "ts_trace")
     assert row.reason.startswith("not tried: the backend is registered in this process only")
 
 

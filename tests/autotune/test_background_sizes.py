@@ -11,14 +11,20 @@ from torch import Tensor, fx
 import dynamo_backends
 from dynamo_backends import TuningStatus
 from dynamo_backends import _torch_private as private
-from dynamo_backends.autotune import sizes as autotune_sizes
-from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune import symbolic_sizes as autotune_sizes
+from dynamo_backends.autotune.cost_model import CostModel
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.prior import CostModel
-from dynamo_backends.autotune.serialization import rebuilt
+from dynamo_backends.autotune.serialization import rebuild_with_parameters
 from dynamo_backends.autotune.session import PreparedCandidate, TuningSession, Workload
-from dynamo_backends.autotune.sizes import Description, Traffic, described, old_places, schedule
+from dynamo_backends.autotune.symbolic_sizes import (
+    ObservedSizes,
+    SymbolDescription,
+    describe_symbols,
+    interleave_by_count,
+    match_recaptured_inputs,
+)
+from dynamo_backends.autotune.trial_inputs import TrialInputs
 from dynamo_backends.pipeline import background
 from dynamo_backends.workers import budget as budgets
 from dynamo_backends.workers import race
@@ -87,7 +93,7 @@ def test_who_is_wrong_at_another_size_does_not_win():
         call(run, model, size)
     (found,) = statuses()
     assert found.winner == "eager"
-    (row,) = (r for r in Decisions().all()[0].candidates if r.name == "wrong_elsewhere")
+    (row,) = (r for r in DecisionStore().all()[0].candidates if r.name == "wrong_elsewhere")
     assert row.reason.startswith("wrong: output 0 differs from eager")
     assert row.reason.endswith("(at other sizes)")
 
@@ -134,7 +140,7 @@ def test_what_new_sizes_need_is_compiled_beside_the_calls(
         for size in (7, 9):
             x = torch.randn(size, 4, 3)
             torch.testing.assert_close(run(x), fn(x))
-            assert background.wait(LONG_S)
+            assert background.wait_until_idle(LONG_S)
             torch.testing.assert_close(run(x), fn(x))
     (report,) = reports
     served = {row.by: 0 for row in report.traffic()}
@@ -163,38 +169,38 @@ def test_tuning_waits_for_sizes_or_a_second(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr(autotune_sizes.time, "monotonic", lambda: now[0])
     x = torch.zeros(2, 3)
-    seen = Traffic({0: "n"}, (), [2, x])
-    seen.note([2, x])
-    assert not seen.suffices
+    seen = ObservedSizes({0: "n"}, (), [2, x])
+    seen.record_call([2, x])
+    assert not seen.has_enough_calls
     now[0] += autotune_sizes.WAIT_S + 0.01
-    assert seen.suffices
+    assert seen.has_enough_calls
     now[0] -= 0.5
-    for size in range(2, 2 + autotune_sizes.MOST):
-        assert not seen.suffices
-        seen.note([size, torch.full((size, 3), float(size))])
-    assert seen.suffices
-    seen.note([99, x])
-    seen.close()
-    seen.note([2, x])
-    sizes = [(values[0], count) for values, count in seen.seen()]
-    assert sizes == [(2, 2), *((n, 1) for n in range(3, 2 + autotune_sizes.MOST))]
+    for size in range(2, 2 + autotune_sizes.MAX_SIZES):
+        assert not seen.has_enough_calls
+        seen.record_call([size, torch.full((size, 3), float(size))])
+    assert seen.has_enough_calls
+    seen.record_call([99, x])
+    seen.stop_recording()
+    seen.record_call([2, x])
+    sizes = [(values[0], count) for values, count in seen.inputs_by_size()]
+    assert sizes == [(2, 2), *((n, 1) for n in range(3, 2 + autotune_sizes.MAX_SIZES))]
 
 
 def test_inputs_of_calls_are_copied():
     x = torch.ones(3)
     w = torch.ones(3)
-    seen = Traffic({0: "n"}, {2}, [2, torch.ones(2), w])
-    seen.note([3, x, w])
+    seen = ObservedSizes({0: "n"}, {2}, [2, torch.ones(2), w])
+    seen.record_call([3, x, w])
     x.zero_()
-    (_, (values, _)) = seen.seen()
+    (_, (values, _)) = seen.inputs_by_size()
     assert values[1].tolist() == [1, 1, 1]
     assert values[2] is w
 
 
 def test_calls_are_scheduled_by_how_often_sizes_occurred():
-    assert schedule([1, 1, 1]) == [0, 1, 2]
-    assert sorted(schedule([3, 1])) == [0, 0, 0, 1]
-    often = schedule([3000, 1000, 1])
+    assert interleave_by_count([1, 1, 1]) == [0, 1, 2]
+    assert sorted(interleave_by_count([3, 1])) == [0, 0, 0, 1]
+    often = interleave_by_count([3000, 1000, 1])
     assert [often.count(i) for i in range(3)] == [12, 4, 1]
     assert often[:5] != [0] * 5, "they take turns"
 
@@ -204,7 +210,7 @@ def captured_with(fn: Callable[..., Any], *args: Any, dynamic: bool = True) -> t
     found: list[Any] = []
 
     def take(graph: fx.GraphModule, inputs: Any) -> Any:
-        found.append((graph, inputs, described(graph, private.CapturedSymbols(inputs))))
+        found.append((graph, inputs, describe_symbols(graph, private.CapturedSymbols(inputs))))
         return graph.forward
 
     torch.compile(fn, backend=take, dynamic=dynamic)(*args)
@@ -216,31 +222,33 @@ def test_a_copy_of_a_graph_has_the_same_symbols():
     torch._dynamo.mark_static(x, 1)
     fn = lambda n, x, y: ((x * w).sum(1, keepdim=True) * y * n, y.shape[1] * 2)  # noqa: E731
     graph, inputs, description = captured_with(fn, 3, x, y)
-    values = [private.concrete(value) for value in inputs]
+    values = [private.concretize_number(value) for value in inputs]
     sizes = {int(i): place for i, place in description.sizes.items()}
     assert sizes, "some inputs are sizes of others"
-    module = rebuilt(graph, values, (), sizes)
+    module = rebuild_with_parameters(graph, values, (), sizes)
     given = [v for i, v in enumerate(values) if i not in sizes]
     again, others, _ = captured_with(module, *given)
-    places = old_places(again, description)
+    places = match_recaptured_inputs(again, description)
     for place, other in zip(places, others, strict=True):
         expected = values[place]
-        value = private.concrete(other)
+        value = private.concretize_number(other)
         assert value is expected if isinstance(value, Tensor) else value == expected
 
 
 def test_a_copy_with_other_symbols_is_refused():
     graph, inputs, description = captured_with(lambda x: x + 1, torch.randn(5, 4))
-    values = [private.concrete(value) for value in inputs]
+    values = [private.concretize_number(value) for value in inputs]
     sizes = {int(i): place for i, place in description.sizes.items()}
-    copy = rebuilt(graph, values, (), sizes)
+    copy = rebuild_with_parameters(graph, values, (), sizes)
     given = [v for i, v in enumerate(values) if i not in sizes]
     again, _, _ = captured_with(copy, *given)
-    assert old_places(again, description) is not None
+    assert match_recaptured_inputs(again, description) is not None
     torch._dynamo.reset()
     other = [["s0"] if len(v) == 1 else ["s0", "s0"] for v in description.values]
     with pytest.raises(ValueError, match="was captured with different symbols"):
-        old_places(again, Description(other, description.dims, description.sizes))
+        match_recaptured_inputs(
+            again, SymbolDescription(other, description.dims, description.sizes)
+        )
 
 
 @pytest.mark.parametrize(
@@ -261,13 +269,13 @@ def test_the_winner_is_the_fastest_over_what_occurs(
 
     monkeypatch.setattr(race, "time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.setattr(race, "running_s", lambda: now[0])
-    first, other = (Arguments([torch.ones(size)], (), ()) for size in (2, 5))
+    first, other = (TrialInputs([torch.ones(size)], (), ()) for size in (2, 5))
     subject = Workload(run("eager"), None, first, others=[other], counts=counts)
     prepared = [PreparedCandidate("fast_at_2", lambda: run("fast_at_2"))]
     session = TuningSession(
         subject, prepared, AutotuneOptions(), CostModel([]), Budget(100), Progress()
     )
-    outcome = session.decide()
+    outcome = session.choose_winner()
     assert outcome.winner == winner
     (row,) = (row for row in outcome.rows if row.name == "fast_at_2")
     share = 0.1 * counts[0] + 2.5 * counts[1]

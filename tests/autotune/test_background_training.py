@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import sizes, tuning_thread
-from dynamo_backends.autotune.session import Outcome
-from dynamo_backends.autotune.tuning_thread import Task
+from dynamo_backends.autotune import symbolic_sizes as sizes
+from dynamo_backends.autotune import tuning_thread
+from dynamo_backends.autotune.session import SessionOutcome
+from dynamo_backends.autotune.tuning_thread import TuningJob
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.pipeline import background
 from dynamo_backends.workers.progress import Counts
@@ -45,7 +46,7 @@ def last_status() -> TuningStatus:
 def test_it_is_tuned_over_the_sizes_that_occur(
     plant: ModuleType, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sizes, "MOST", 3)
+    monkeypatch.setattr(sizes, "MAX_SIZES", 3)
     monkeypatch.setattr(sizes, "WAIT_S", LONG_S)
     model = Slow()
 
@@ -70,16 +71,16 @@ def test_it_is_tuned_over_the_sizes_that_occur(
     assert counts.sessions == 0, "no session in this process"
 
 
-def without_another_process(winner: str, monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+def without_another_process(winner: str, monkeypatch: pytest.MonkeyPatch) -> list[TuningJob]:
     """Has a candidate win; the tasks for which it did."""
-    tasks: list[Task] = []
+    tasks: list[TuningJob] = []
 
-    def add(task: Task) -> None:
+    def add(task: TuningJob) -> None:
         tasks.append(task)
         rows = CandidateReport("eager", "slower", 0.0, 0.0), CandidateReport(winner, "", 0.1, 0.0)
-        task.decided(task.owner(), Outcome(winner, rows))
+        task.decided(task.owner(), SessionOutcome(winner, rows))
 
-    monkeypatch.setattr(tuning_thread, "add", add)
+    monkeypatch.setattr(tuning_thread, "enqueue_job", add)
     return tasks
 
 
@@ -104,7 +105,7 @@ def test_other_sizes_are_as_in_eager_and_the_decision_is_kept(
             expected = train(theirs, theirs, x), train(precise, precise, x.double())
             assert_same(expected[0], train(run, ours, x), expected[1])
             assert last_status().winner == name, last_status()
-            assert background.wait(LONG_S)
+            assert background.wait_until_idle(LONG_S)
 
     with dynamo_backends.record() as reports:
         trains_as_in_eager(net())

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from dynamo_backends.autotune.prior import TABLE, CostModel, GraphDescription
+from dynamo_backends.autotune.cost_model import TABLE, CostModel, GraphFeatures
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.workers.budget import Budget
 from tests.autotune.test_decisions import decision
@@ -19,7 +19,7 @@ def row(name: str, compile_s: float, speedup: float | None) -> CandidateReport:
 def learnt(*rows: CandidateReport, times: int = 10, ops: int = 100) -> CostModel:
     given = (*rows, CandidateReport("openxla"))
     past = [decision(ops=100, candidates=given) for _ in range(times)]
-    return CostModel(past, GraphDescription(ops=ops))
+    return CostModel(past, GraphFeatures(ops=ops))
 
 
 def test_compile_time_grows_with_the_graph():
@@ -35,19 +35,19 @@ def test_compile_time_of_one_kind_of_graph_says_something_of_another():
         ops=100, candidates=(row("inductor", 0.3 + 2 * 100 * seconds["inference"], 1.5),)
     )
     for kind in seconds:
-        found = CostModel([slow] * 3, GraphDescription(kind, 1000)).predict("inductor")
+        found = CostModel([slow] * 3, GraphFeatures(kind, 1000)).predict("inductor")
         assert found.compile_s == pytest.approx(0.3 + 2 * 1000 * seconds[kind])
 
 
 def test_who_won_before_is_tried_first():
     model = learnt(row("a", 1, 1.2), row("b", 1, 3.0), row("c", 1, 0.5))
-    assert model.order(["c", "a", "b"]) == ["b", "a", "c"]
+    assert model.rank_candidates(["c", "a", "b"]) == ["b", "a", "c"]
 
 
 def test_one_that_was_wrong_before_is_tried_last():
     model = learnt(row("a", 1, 1.2), row("wrong", 1, None))
     assert model.predict("wrong").chances == pytest.approx(2 / 12)
-    assert model.order(["wrong", "a"]) == ["a", "wrong"]
+    assert model.rank_candidates(["wrong", "a"]) == ["a", "wrong"]
 
 
 def test_one_decision_does_not_outweigh_what_is_known():

@@ -18,7 +18,7 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.aot.traces import FOLDER as TRACES
 from dynamo_backends.autotune.candidates import SPLIT, Candidate
-from dynamo_backends.autotune.decisions import FORMAT, Decision, Decisions
+from dynamo_backends.autotune.decisions import FORMAT, Decision, DecisionStore
 from dynamo_backends.cli.main import main
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.openvino.backend import OpenVINO
@@ -115,12 +115,12 @@ _PARTS = ("candidates", "graph", "ops", "inputs", "environment", "created")
 
 @pytest.mark.parametrize("part", _PARTS)
 def test_a_part_of_a_wrong_type_is_ignored(part: str):
-    Decisions().put(decision())
-    path = Decisions().folder / f"{'a' * 64}.json"
+    DecisionStore().put(decision())
+    path = DecisionStore().folder / f"{'a' * 64}.json"
     told = json.loads(path.read_text())
     for wrong in (None, {"a": 1} if part != "environment" else [1]):
         path.write_text(json.dumps({**told, part: wrong}))
-        assert Decisions().get("a" * 64) is None
+        assert DecisionStore().get("a" * 64) is None
 
 
 @pytest.mark.parametrize(
@@ -129,14 +129,14 @@ def test_a_part_of_a_wrong_type_is_ignored(part: str):
 def test_a_damaged_or_foreign_file_is_ignored_with_a_warning(
     damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ):
-    Decisions().put(decision())
-    path = Decisions().folder / f"{'a' * 64}.json"
-    assert Decisions().get("a" * 64) == decision()
+    DecisionStore().put(decision())
+    path = DecisionStore().folder / f"{'a' * 64}.json"
+    assert DecisionStore().get("a" * 64) == decision()
     damage(path)
     with caplog.at_level(logging.WARNING, "dynamo_backends"):
-        assert Decisions().get("a" * 64) is None
+        assert DecisionStore().get("a" * 64) is None
     assert f"ignored an unusable decision of autotune, {path}" in caplog.text
-    assert Decisions().all() == []
+    assert DecisionStore().all() == []
 
 
 @pytest.mark.usefixtures("plant")
@@ -144,7 +144,7 @@ def test_a_graph_with_a_damaged_decision_is_tuned_anew(
     counts: Counts, caplog: pytest.LogCaptureFixture
 ):
     assert tune() == "good"
-    (path,) = Decisions().folder.glob("*.json")
+    (path,) = DecisionStore().folder.glob("*.json")
     _shorten(path)
     assert tune() == "good"
     assert "ignored an unusable decision" in caplog.text
@@ -155,9 +155,9 @@ def test_a_graph_with_a_damaged_decision_is_tuned_anew(
 
 def test_a_vendors_version_counts_for_its_own_candidates(monkeypatch: pytest.MonkeyPatch):
     competing = [Candidate(name, name, "ours") for name in ("onnxrt", "ov", "ofi", SPLIT)]
-    before = [c.version() for c in competing]
+    before = [c.dependency_versions() for c in competing]
     monkeypatch.setattr(OpenVINO, "versions", lambda self: {"openvino": "9999.1"})
-    after = [c.version() for c in competing]
+    after = [c.dependency_versions() for c in competing]
     changed = [c.name for c, old, new in zip(competing, before, after, strict=True) if old != new]
     assert changed == ["ov", SPLIT]
     assert after[1] == "openvino 9999.1"
@@ -200,7 +200,7 @@ def test_a_decision_survives_json():
 )
 def test_a_decision_of_a_busy_machine_is_made_again(disturbed: int, age_s: float, holds: bool):
     made = decision(disturbed=disturbed, created=time.time() - age_s)
-    assert made.holds({"openxla"}, 60) is holds
+    assert made.is_valid_for({"openxla"}, 60) is holds
 
 
 @pytest.mark.usefixtures("plant")
@@ -213,13 +213,13 @@ def test_a_session_on_a_busy_machine_says_so(monkeypatch: pytest.MonkeyPatch):
         torch._dynamo.reset()
         with torch.no_grad():
             torch.compile(model, backend="autotune", options=options)(torch.ones(2, 4))
-        (found,) = Decisions().all()
+        (found,) = DecisionStore().all()
         assert found.disturbed == expected
-        Decisions().put(replace(found, created=5.0))
+        DecisionStore().put(replace(found, created=5.0))
 
 
 def test_nothing_is_read_from_a_folder_that_others_can_write_to(caplog: pytest.LogCaptureFixture):
-    decisions = Decisions()
+    decisions = DecisionStore()
     assert decisions.put(decision())
     assert decisions.get("a" * 64) == decision()
     decisions.folder.chmod(0o777)
@@ -228,32 +228,32 @@ def test_nothing_is_read_from_a_folder_that_others_can_write_to(caplog: pytest.L
 
 
 def test_export_and_import_carry_decisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    Decisions().put(decision())
-    Decisions().put(decision("c" * 64, created=9.0))
+    DecisionStore().put(decision())
+    DecisionStore().put(decision("c" * 64, created=9.0))
     file = tmp_path / "fleet.json"
     assert main(["cache", "export", str(file)]) == 0
     assert main(["cache", "clear"]) == 0
-    assert Decisions().all() == []
+    assert DecisionStore().all() == []
     newer = decision("c" * 64, created=10.0)
-    Decisions().put(newer)
+    DecisionStore().put(newer)
     assert main(["cache", "import", str(file)]) == 0
     assert "imported 1 decisions, skipped 1 that are not newer" in capsys.readouterr().out
-    assert Decisions().all() == [newer, decision()]
+    assert DecisionStore().all() == [newer, decision()]
 
 
 def test_the_key_of_an_import_is_no_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    Decisions().put(decision())
+    DecisionStore().put(decision())
     file = tmp_path / "fleet.json"
     assert main(["cache", "export", str(file)]) == 0
     file.write_text(file.read_text().replace("a" * 64, "../" + "a" * 61))
     assert main(["cache", "import", str(file)]) == 2
     assert "its key is not a hash" in capsys.readouterr().err
-    assert not list(Decisions().folder.parent.glob("aaa*"))
+    assert not list(DecisionStore().folder.parent.glob("aaa*"))
 
 
 def test_clear_forgets_schedules_and_on_request_executables(capsys: pytest.CaptureFixture[str]):
     compiled = DiskCache(cache_folder())
-    Decisions().put(decision())
+    DecisionStore().put(decision())
     compiled.put("graph", {"code": b"1"})
     traced = DiskCache(cache_folder() / TRACES)
     traced.put("graph", {"graph": b"1"})
@@ -261,7 +261,7 @@ def test_clear_forgets_schedules_and_on_request_executables(capsys: pytest.Captu
     records.put("function", Record(None, ""))
     assert main(["cache", "clear"]) == 0
     assert "removed 1 tuned schedules" in capsys.readouterr().out
-    assert (Decisions().all(), records.get("function")) == ([], None)
+    assert (DecisionStore().all(), records.get("function")) == ([], None)
     assert None not in (compiled.get("graph"), traced.get("graph"))
     assert main(["cache", "clear", "--executables"]) == 0
     said = capsys.readouterr().out
@@ -271,8 +271,8 @@ def test_clear_forgets_schedules_and_on_request_executables(capsys: pytest.Captu
 
 
 def test_ls_and_show(capsys: pytest.CaptureFixture[str]):
-    Decisions().put(decision())
-    Decisions().put(decision("ab" * 32))
+    DecisionStore().put(decision())
+    DecisionStore().put(decision("ab" * 32))
     assert main(["cache", "ls"]) == 0
     listed = capsys.readouterr().out
     assert "a" * 12 in listed
@@ -291,8 +291,8 @@ def test_ls_and_show(capsys: pytest.CaptureFixture[str]):
 def test_a_key_that_is_not_unique_or_not_there(
     key: str, problem: str, capsys: pytest.CaptureFixture[str]
 ):
-    Decisions().put(decision())
-    Decisions().put(decision("ab" * 32))
+    DecisionStore().put(decision())
+    DecisionStore().put(decision("ab" * 32))
     assert main(["cache", "show", key]) == 2
     error = capsys.readouterr().err
     assert problem in error

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.autotune.candidates import candidates
+from dynamo_backends.autotune.candidates import iter_candidates
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.runtime.weight_binding import WeightBinding
@@ -151,7 +151,10 @@ def test_bfloat16_is_admitted_within_its_tolerance_and_only_when_asked_for():
 
 def test_backends_with_an_option_are_told_by_it_to_compute_in_bfloat16():
     options = AutotuneOptions(candidates=("inductor_freezing",), precision="bf16")
-    told = {c.name: vars(c.options(options))["precision"] for c in candidates(options, ["cpu"])}
+    told = {
+        c.name: vars(c.backend_options(options))["precision"]
+        for c in iter_candidates(options, ["cpu"])
+    }
     assert told == {"inductor_freezing": "float32", "inductor_freezing@bf16": "bf16"}
 
 

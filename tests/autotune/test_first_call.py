@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.autotune import prior, tuner
-from dynamo_backends.autotune.arguments import Arguments
+from dynamo_backends.autotune import cost_model as prior
+from dynamo_backends.autotune import tuner
 from dynamo_backends.autotune.candidates import Candidate
+from dynamo_backends.autotune.cost_model import CostModel, GraphFeatures, Prior, PriorRow
 from dynamo_backends.autotune.graph_budget import graph_limit_s
-from dynamo_backends.autotune.options import AutotuneOptions, by_default
-from dynamo_backends.autotune.prior import CostModel, GraphDescription, Prior, Row
+from dynamo_backends.autotune.options import AutotuneOptions, default_candidates
 from dynamo_backends.autotune.session import PreparedCandidate, Workload
-from dynamo_backends.autotune.subjects import Subject, TuningKey
+from dynamo_backends.autotune.trial_inputs import TrialInputs
 from dynamo_backends.autotune.tuner import GraphTuner, TuningResult
+from dynamo_backends.autotune.tuning_subjects import TuningKey, TuningSubject
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.workers import race
 from dynamo_backends.workers.budget import Budget
@@ -27,10 +28,10 @@ from dynamo_backends.workers.progress import Progress, showing
 from tests.autotune.test_decisions import decision
 
 NAMES = ("onnxrt", "ov", "openxla", "inductor")
-GRAPH = GraphDescription("inference", 10)
+GRAPH = GraphFeatures("inference", 10)
 
 
-class Planted(Subject):
+class Planted(TuningSubject):
     """A graph whose candidates take as long as a clock of the test says."""
 
     title = "a graph"
@@ -42,11 +43,11 @@ class Planted(Subject):
         self.competing = [Candidate(name, name, "torch") for name in NAMES]
         self.options, self.build_by_name = options, build
 
-    def build(self, candidate: Candidate) -> race.Run:
+    def compile_candidate(self, candidate: Candidate) -> race.Run:
         return self.build_by_name(candidate.name)
 
-    def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
-        return PreparedCandidate(candidate.name, lambda: self.build(candidate))
+    def check_graph(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+        return PreparedCandidate(candidate.name, lambda: self.compile_candidate(candidate))
 
 
 class Process:
@@ -72,7 +73,7 @@ class Process:
         patch.setattr(race, "running_s", lambda: self.now)
         budget = Budget(120, clock=lambda: self.now)
         patch.setattr(tuner, "budget_of", lambda *_: budget)
-        rows = {n: Row((s - 0.3) / 10, 1.5, 1.5, 1.5, 1.0) for n, s in compile_s.items()}
+        rows = {n: PriorRow((s - 0.3) / 10, 1.5, 1.5, 1.5, 1.0) for n, s in compile_s.items()}
         model = CostModel([], GRAPH, Prior({"inference": rows}))
         patch.setattr(TuningKey, "model", lambda _: model)
 
@@ -99,7 +100,7 @@ class Process:
 
     def tune(self, mark: str, **options: Any) -> TuningResult:
         self.compiled.clear()
-        workload = Workload(self._run("eager"), None, Arguments([torch.ones(3)], (), ()))
+        workload = Workload(self._run("eager"), None, TrialInputs([torch.ones(3)], (), ()))
         return GraphTuner(self.subject(mark, **options)).tune(lambda: workload)
 
 
@@ -109,9 +110,11 @@ SLOW = {name: 500 * seconds for name, seconds in FAST.items()}
 
 
 def test_who_was_never_fastest_competes_where_it_is_named():
-    assert {"inductor", "inductor_freezing", "onnxrt", "openxla", "ov"} <= {*by_default(["cpu"])}
+    assert {"inductor", "inductor_freezing", "onnxrt", "openxla", "ov"} <= {
+        *default_candidates(["cpu"])
+    }
     left_out = {"tvm", "iree", "ts_trace", "ofi", "onednn_graph", "static_runtime", "ltc", "nnc"}
-    assert not left_out & {*by_default(["cpu"]), *by_default(["cuda"])}
+    assert not left_out & {*default_candidates(["cpu"]), *default_candidates(["cuda"])}
     options = AutotuneOptions.parse({"candidates": sorted(left_out)}, "autotune")
     assert options.candidates == tuple(sorted(left_out))
 
@@ -187,7 +190,7 @@ def test_a_small_graph_says_nothing_of_how_long_a_large_one_compiles(
     """Most of its compilation was the first one's imports."""
     monkeypatch.setattr(prior, "START_UP", {"ov": ("sys", 1.0)})
     rows = (CandidateReport("ov", "", 6.0, 0.0, 1.0, (1.0, 1.0, 1.0)), CandidateReport("openxla"))
-    large = GraphDescription("inference", 70)
+    large = GraphFeatures("inference", 70)
     expected = CostModel([], large).predict("ov").compile_s
     for ops, at_most in ((9, 1.0), (70, 3.0)):
         past = [decision(ops=ops, candidates=rows)]
@@ -214,14 +217,14 @@ def test_an_interruption_keeps_what_is_known(
         process.tune("a")
     assert "among the candidates tried so far, onnxrt is the fastest for a graph" in caplog.text
     process.compiled.clear()
-    kept = GraphTuner(process.subject("a")).recall()
+    kept = GraphTuner(process.subject("a")).restore_winner()
     assert kept is not None
     assert kept.winner == "onnxrt"
     assert process.compiled == ["onnxrt"]
     reasons = {row.name: row.reason for row in kept.candidates}
     assert reasons["inductor"] == "not tried: tuning was interrupted"
     longer = GraphTuner(process.subject("a", budget_s=600))
-    assert longer.recall() is None, "it has time for those that were not tried"
+    assert longer.restore_winner() is None, "it has time for those that were not tried"
 
 
 def test_an_interruption_before_anything_is_known_keeps_nothing(
@@ -232,7 +235,7 @@ def test_an_interruption_before_anything_is_known_keeps_nothing(
     with pytest.raises(KeyboardInterrupt):
         process.tune("a")
     assert "before any candidate was verified" in caplog.text
-    assert GraphTuner(process.subject("a")).recall() is None
+    assert GraphTuner(process.subject("a")).restore_winner() is None
 
 
 # What is shown.

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.autotune import tuner, warm_start
-from dynamo_backends.autotune.arguments import Arguments
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.cost_model import CostModel, GraphFeatures
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.autotune.graph_budget import GraphBudget
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.prior import CostModel, GraphDescription
 from dynamo_backends.autotune.session import PreparedCandidate, Workload
-from dynamo_backends.autotune.subjects import Subject, TuningKey
+from dynamo_backends.autotune.trial_inputs import TrialInputs
 from dynamo_backends.autotune.tuner import GraphTuner, TuningResult
+from dynamo_backends.autotune.tuning_subjects import TuningKey, TuningSubject
 from dynamo_backends.interface.report import CandidateReport
 from dynamo_backends.workers import race
 from dynamo_backends.workers.budget import Budget
@@ -28,7 +28,7 @@ from dynamo_backends.workers.progress import Counts
 CALL_S = {"eager": 0.01, "ts_trace": 0.005, "onnxrt": 0.004}
 
 
-class Planted(Subject):
+class Planted(TuningSubject):
     """Something that candidates compete to run.
 
     Args:
@@ -55,13 +55,15 @@ class Planted(Subject):
         self.options = AutotuneOptions(candidates=tuple(c.name for c in competing))
         self._build, self._first = build, {name: i for i, name in enumerate(first)}
 
-    def build(self, candidate: Candidate) -> race.Run:
+    def compile_candidate(self, candidate: Candidate) -> race.Run:
         assert self._build is not None
         return self._build(candidate.name)
 
-    def prepare(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+    def check_graph(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
         place = self._first.get(candidate.name)
-        return PreparedCandidate(candidate.name, lambda: self.build(candidate), early=place)
+        return PreparedCandidate(
+            candidate.name, lambda: self.compile_candidate(candidate), early=place
+        )
 
 
 class Process:
@@ -78,7 +80,7 @@ class Process:
         patch.setattr(race, "running_s", lambda: self.now)
         self.budget = Budget(budget_s, clock=lambda: self.now)
         patch.setattr(tuner, "budget_of", lambda *_: self.budget)
-        patch.setattr(TuningKey, "model", lambda q: CostModel([], GraphDescription(q.kind, q.ops)))
+        patch.setattr(TuningKey, "model", lambda q: CostModel([], GraphFeatures(q.kind, q.ops)))
         self.compiled: list[tuple[str, float]] = []
 
     def tune(
@@ -122,7 +124,7 @@ class Process:
 
         def workload() -> Workload:
             self.now += reference_s
-            return Workload(run("eager"), None, Arguments([torch.ones(3)], (), ()))
+            return Workload(run("eager"), None, TrialInputs([torch.ones(3)], (), ()))
 
         ops = round((compile_s - 0.3) / 0.01)  # what is written by hand of ts_trace
         key = TuningKey("inference", mark, ops, (), ["cpu"])
@@ -222,10 +224,10 @@ def test_those_that_were_faster_than_eager_are_ranked():
         CandidateReport("tvm", "wrong: inf"),
         CandidateReport("eager", "slower", speedup=(1.0, 1.0, 1.0)),
     ]
-    warm_start.note("a", "ts_trace", rows)
-    warm_start.note("b", "eager", rows)
-    assert warm_start.ranked("a") == ("ts_trace", "onnxrt")
-    assert warm_start.ranked("b") == warm_start.ranked("c") == ()
+    warm_start.note_ranking("a", "ts_trace", rows)
+    warm_start.note_ranking("b", "eager", rows)
+    assert warm_start.ranked_candidates("a") == ("ts_trace", "onnxrt")
+    assert warm_start.ranked_candidates("b") == warm_start.ranked_candidates("c") == ()
 
 
 def test_graphs_inside_of_the_first_one_are_tuned_in_any_case(monkeypatch: pytest.MonkeyPatch):
@@ -258,23 +260,23 @@ def test_measuring_is_a_part_of_what_a_candidate_takes(monkeypatch: pytest.Monke
     choice = process.tune(15, mark="a" * 64)
     assert choice.winner == "eager"
     assert reasons(choice)["ts_trace"].startswith("not tried: it needs about 23 s, more")
-    assert Decisions().all() == [], "the next process has a budget of its own"
+    assert DecisionStore().all() == [], "the next process has a budget of its own"
     assert len(process.compiled) == 1
 
 
 def test_what_was_tried_in_part_is_kept(monkeypatch: pytest.MonkeyPatch):
     process = Process(monkeypatch, 4)
     process.tune(3, "onnxrt", "ts_trace", mark="a" * 64)
-    (decision,) = Decisions().all()
+    (decision,) = DecisionStore().all()
     assert decision.short_of_s == 4
     process.tune(3, "onnxrt", "ts_trace", mark="b" * 64)
-    assert len(Decisions().all()) == 1
+    assert len(DecisionStore().all()) == 1
 
 
 def test_nothing_is_spent_where_nothing_competes(monkeypatch: pytest.MonkeyPatch):
     process = Process(monkeypatch, 1)
     made = GraphTuner(Planted(TuningKey("inference", None, 1, (), ["cpu"])))
-    assert made.untried(GraphBudget(process.budget), made.model()) == ()
+    assert made.rows_if_none_affordable(GraphBudget(process.budget), made.make_cost_model()) == ()
 
 
 @pytest.mark.usefixtures("eager_seems_slow")

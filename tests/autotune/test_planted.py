@@ -14,10 +14,10 @@ import torch
 import dynamo_backends
 from dynamo_backends import GraphReport
 from dynamo_backends.autotune.candidates import Candidate
-from dynamo_backends.autotune.decisions import Decisions
-from dynamo_backends.autotune.executables import WinnerExecutable
+from dynamo_backends.autotune.decisions import DecisionStore
+from dynamo_backends.autotune.executables import WinnerCallable
 from dynamo_backends.autotune.options import AutotuneOptions
-from dynamo_backends.autotune.worker import try_out
+from dynamo_backends.autotune.worker import try_candidate
 from dynamo_backends.interface.report import EagerEvent
 from dynamo_backends.workers.progress import Counts
 from tests.autotune.planted import Slow, slow
@@ -161,7 +161,7 @@ def test_a_rehearsal_differentiates_too():
         options = dataclasses.asdict(AutotuneOptions(candidates=(name,)))
         task = {"candidate": candidate, "options": options, "training": True}
         task |= {"uncopied": [], "mutated": []}
-        found = try_out(graph, [torch.randn(40, 50), weight], task)
+        found = try_candidate(graph, [torch.randn(40, 50), weight], task)
         assert found.endswith(problem)
         assert bool(found) == bool(problem)
 
@@ -208,14 +208,14 @@ def test_what_fails_in_a_forked_child_is_decided_for_the_parent_still(
     with torch.no_grad():
         compiled(x)
     assert report.chosen == "eager"
-    assert [decision.winner for decision in Decisions().all()] == ["good"]
+    assert [decision.winner for decision in DecisionStore().all()] == ["good"]
 
 
 def test_a_mistake_of_the_user_is_not_the_candidates_fault(plant: ModuleType, counts: Counts):
     def fail(_: torch.Tensor) -> Any:
         raise IndexError("index out of range")
 
-    chosen = WinnerExecutable("good", fail, fail, (), (), None)
+    chosen = WinnerCallable("good", fail, fail, (), (), None)
     with pytest.raises(IndexError, match="out of range"):
         chosen(torch.ones(1))
     assert counts.replaced == 0
@@ -231,7 +231,7 @@ def test_compiled_code_that_gave_up_is_not_called_again(counts: Counts):
     def eager(x: torch.Tensor) -> list[torch.Tensor]:
         return [x + 1]
 
-    chosen = WinnerExecutable("good", gives_up, eager, (), [report], None)
+    chosen = WinnerCallable("good", gives_up, eager, (), [report], None)
     for _ in range(3):
         assert torch.equal(chosen(torch.ones(1))[0], torch.full((1,), 2.0))
     assert counts.replaced == 1
@@ -250,7 +250,7 @@ def test_half_changed_inputs_are_not_run_again(counts: Counts):
         x.add_(1)
         raise RuntimeError("in the middle")
 
-    chosen = WinnerExecutable("good", writes_and_fails, lambda x: [x.add_(1)], (0,), (), None)
+    chosen = WinnerCallable("good", writes_and_fails, lambda x: [x.add_(1)], (0,), (), None)
     with pytest.raises(RuntimeError, match="in the middle"):
         chosen(torch.ones(1))
     assert counts.replaced == 0

@@ -15,9 +15,9 @@ from dynamo_backends.aot.step.program.programs import (
     CopyingProgram,
     OnlineComparison,
 )
-from dynamo_backends.autotune.graph_subjects import StepSubject
-from dynamo_backends.autotune.options import FUNCTION
-from dynamo_backends.autotune.steps import TunedStep
+from dynamo_backends.autotune.functional_subjects import TrainingStepSubject
+from dynamo_backends.autotune.options import USER_FUNCTION
+from dynamo_backends.autotune.tuned_step import TunedStepProgram
 from dynamo_backends.inductor.steps import InductorStep
 from dynamo_backends.interface.errors import DynamoBackendsError
 from dynamo_backends.interface.executable import StepProgram
@@ -52,7 +52,7 @@ def train(
 
 def program_of(step: Step) -> StepProgram | None:
     (program,) = step._programs.kept
-    assert isinstance(program.compiled, TunedStep)
+    assert isinstance(program.compiled, TunedStepProgram)
     return program.compiled._program
 
 
@@ -93,10 +93,10 @@ def test_the_budget_is_for_ways_of_steps_before_functional_graphs():
 
 
 def test_a_way_of_steps_that_does_not_compile_is_left_out(monkeypatch: pytest.MonkeyPatch):
-    def fails(self: StepSubject, candidate: Any) -> StepProgram:
+    def fails(self: TrainingStepSubject, candidate: Any) -> StepProgram:
         raise ZeroDivisionError("in the vendor's code")
 
-    monkeypatch.setattr(StepSubject, "compile_overwriting", fails)
+    monkeypatch.setattr(TrainingStepSubject, "compile_overwriting", fails)
     step, report = train("openxla", net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
     assert report.chosen == "eager"
@@ -108,10 +108,10 @@ def test_a_way_of_steps_that_does_not_compile_is_left_out(monkeypatch: pytest.Mo
 def test_who_refuses_to_write_over_a_step_takes_part_as_a_functional_graph(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    def refuses(self: StepSubject, candidate: Any) -> StepProgram:
+    def refuses(self: TrainingStepSubject, candidate: Any) -> StepProgram:
         raise DynamoBackendsError("not this step")
 
-    monkeypatch.setattr(StepSubject, "compile_overwriting", refuses)
+    monkeypatch.setattr(TrainingStepSubject, "compile_overwriting", refuses)
     step, report = train("openxla", net=nets.mlp)
     assert report.chosen == "openxla"
     assert isinstance(program_of(step), CopyingProgram)
@@ -133,15 +133,15 @@ def test_a_remembered_winner_that_does_not_compile_is_contested(
     counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
     train("ts_trace")
-    compile_in_its_way = StepSubject.compile_step
+    compile_in_its_way = TrainingStepSubject.compile_step
     failures = iter([True])
 
-    def fails_once(self: StepSubject, candidate: Any) -> StepProgram:
+    def fails_once(self: TrainingStepSubject, candidate: Any) -> StepProgram:
         if next(failures, False):
             raise ZeroDivisionError
         return compile_in_its_way(self, candidate)
 
-    monkeypatch.setattr(StepSubject, "compile_step", fails_once)
+    monkeypatch.setattr(TrainingStepSubject, "compile_step", fails_once)
     _, report = train("ts_trace")
     assert (counts.sessions, counts.remembered) == (2, 1)
     assert report.chosen == "ts_trace"
@@ -149,20 +149,20 @@ def test_a_remembered_winner_that_does_not_compile_is_contested(
 
 def fail_from_step(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes openxla's steps raise from a step on, but not when they are tried on copies."""
-    run, run_tuned = XlaStep.__call__, TunedStep.__call__
-    tuned_steps: list[TunedStep] = []
+    run, run_tuned = XlaStep.__call__, TunedStepProgram.__call__
+    tuned_steps: list[TunedStepProgram] = []
 
     def fails(self: XlaStep, inputs: Any, taken: list[Any]) -> None:
         if tuned_steps[-1].launches >= number:
             raise RuntimeError("out of memory")
         run(self, inputs, taken)
 
-    def tracked(self: TunedStep, inputs: Any, taken: list[Any]) -> None:
+    def tracked(self: TunedStepProgram, inputs: Any, taken: list[Any]) -> None:
         tuned_steps.append(self)
         run_tuned(self, inputs, taken)
 
     monkeypatch.setattr(XlaStep, "__call__", fails)
-    monkeypatch.setattr(TunedStep, "__call__", tracked)
+    monkeypatch.setattr(TunedStepProgram, "__call__", tracked)
 
 
 @pytest.mark.usefixtures("eager_seems_slow")
@@ -200,18 +200,18 @@ def test_the_function_itself_is_compared_on_real_steps(
     )
     step, report = train("openxla", steps=1 + 2 * STEPS + 3, net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
-    assert set(rows) == {"eager", "openxla", FUNCTION}
+    assert set(rows) == {"eager", "openxla", USER_FUNCTION}
     wins = eager == "fast"
     assert step.eager_steps == 1 + STEPS + 2 * wins
-    assert report.chosen == (FUNCTION if wins else "openxla")
+    assert report.chosen == (USER_FUNCTION if wins else "openxla")
     assert [name for name, row in rows.items() if row.chosen] == [report.chosen]
-    assert "against" in rows["openxla" if wins else FUNCTION].reason
+    assert "against" in rows["openxla" if wins else USER_FUNCTION].reason
     assert rows["openxla"].speedup == pytest.approx((seconds,) * 3)
     samples = counts.samples
     step, report = train("openxla", steps=4, net=nets.mlp)  # remembers
     assert counts.samples == samples
     assert (step.launches, step.eager_steps) == ((1, 3) if wins else (3, 1))
-    assert report.chosen == (FUNCTION if wins else "openxla")
+    assert report.chosen == (USER_FUNCTION if wins else "openxla")
 
 
 def test_steps_are_compared_in_runs_of_which_the_first_does_not_count():
@@ -221,9 +221,9 @@ def test_steps_are_compared_in_runs_of_which_the_first_does_not_count():
     )
     turns = []
     for _ in range(3 * STEPS):
-        turn = comparison.turn
+        turn = comparison.next_program
         fresh = turns[-1:] != [turn]  # as slow as what has just taken over
-        comparison.note(
+        comparison.note_seconds(
             turn, 100.0 if fresh or len(turns) < 3 * RUN else {0: 2.0, 1: 1.0, None: 3.0}[turn]
         )
         turns.append(turn)
@@ -326,14 +326,14 @@ def test_steps_that_are_wrong_in_their_own_way_are_never_taken(
     monkeypatch.setattr(XlaStep, method, planted)
     step, report = train("openxla", net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
-    assert report.chosen == FUNCTION
+    assert report.chosen == USER_FUNCTION
     assert rows["openxla"].reason.startswith(
         f"wrong when it compiles steps natively: {WRONG[planted]}"
     )
     assert (step.launches, step.eager_steps) == (1, 3)
     verified = counts.verified
     step, report = train("openxla", net=nets.mlp)  # remembers
-    assert (report.chosen, counts.verified) == (FUNCTION, verified)
+    assert (report.chosen, counts.verified) == (USER_FUNCTION, verified)
     assert (step.launches, step.eager_steps) == (1, 3)
 
 
@@ -344,8 +344,8 @@ def test_a_remembered_way_of_steps_is_proven_again(monkeypatch: pytest.MonkeyPat
     assert report.chosen == "openxla"
     monkeypatch.setattr(XlaStep, "outputs", wrong_loss)
     step, report = train("openxla", net=nets.mlp)
-    assert report.chosen == FUNCTION
-    assert [row.name for row in report.candidates if row.chosen] == [FUNCTION]
+    assert report.chosen == USER_FUNCTION
+    assert [row.name for row in report.candidates if row.chosen] == [USER_FUNCTION]
     assert (step.launches, step.eager_steps) == (1, 3)
 
 
@@ -356,9 +356,9 @@ def test_the_winner_can_be_wrong_in_its_own_way_and_others_go_on(monkeypatch: py
         def outputs(self, taken: list[Any]) -> list[Any]:
             return [x + 1 for x in super().outputs(taken)]
 
-    build = StepSubject.compile_step
+    build = TrainingStepSubject.compile_step
     monkeypatch.setattr(
-        StepSubject,
+        TrainingStepSubject,
         "compile_step",
         lambda self, candidate: Spoilt(self.graph, build(self, candidate)._run),
     )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import GraphReport
-from dynamo_backends.autotune.backend import Autotune, Split
+from dynamo_backends.autotune.backend import Autotune, ForwardBackwardAutotune
 from dynamo_backends.autotune.options import AutotuneOptions
 from dynamo_backends.pipeline.captured import compile_captured
 from dynamo_backends.workers.progress import Counts
@@ -144,7 +144,9 @@ def test_gradients_are_compared_too():
 
 def test_the_pipeline_alone_splits():
     def backend(gm: Any, inputs: Any) -> Any:
-        return compile_captured(Split(), gm, inputs, AutotuneOptions(candidates=("ts_trace",)))
+        return compile_captured(
+            ForwardBackwardAutotune(), gm, inputs, AutotuneOptions(candidates=("ts_trace",))
+        )
 
     reports = agrees(backend, calls=1)
     assert [r.kind for r in reports] == ["forward", "backward"]
@@ -162,7 +164,9 @@ def test_a_functional_graph_that_fails_later_is_replaced(
     )
 
     def backend(gm: Any, inputs: Any) -> Any:
-        return compile_captured(Split(), gm, inputs, AutotuneOptions(candidates=("ts_trace",)))
+        return compile_captured(
+            ForwardBackwardAutotune(), gm, inputs, AutotuneOptions(candidates=("ts_trace",))
+        )
 
     model = net().eval()
     compiled = torch.compile(model, backend=backend)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dynamo_backends.autotune.arguments import Arguments
-from dynamo_backends.autotune.verify import Trial, autocast_bfloat16
+from dynamo_backends.autotune.trial_inputs import TrialInputs
+from dynamo_backends.autotune.verification import VerificationCase, autocast_bfloat16
 from dynamo_backends.workers.race import Run
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -23,8 +23,8 @@ def small_difference(args: list[Tensor]) -> Sequence[Tensor]:
     return [args[0] @ args[1] - args[2]]
 
 
-def trial_of(original: Run, *extra: Tensor) -> Trial:
-    return Trial(Arguments([X, W, *extra], (), ()), original, original)
+def trial_of(original: Run, *extra: Tensor) -> VerificationCase:
+    return VerificationCase(TrialInputs([X, W, *extra], (), ()), original, original)
 
 
 def test_gradients_may_have_other_strides_than_eagers():
@@ -42,12 +42,15 @@ def test_gradients_may_have_other_strides_than_eagers():
     def smaller(args: list[Tensor]) -> Sequence[Tensor]:
         return [args[0] * 2, args[1][:5] * 3]
 
-    given = Arguments([X, W], (), ())
-    strict, loose = Trial(given, both, both), Trial(given, both, both, outputs=1)
-    assert "output 1 has strides (1, 64)" in strict.judge(half).wrong
-    assert loose.judge(half).right
-    assert "output 0 has strides (1, 32)" in loose.judge(transposed).wrong
-    assert "output 1 is float32[5, 16]" in loose.judge(smaller).wrong
+    given = TrialInputs([X, W], (), ())
+    strict, loose = (
+        VerificationCase(given, both, both),
+        VerificationCase(given, both, both, outputs=1),
+    )
+    assert "output 1 has strides (1, 64)" in strict.verify_candidate(half).wrong
+    assert loose.verify_candidate(half).is_right
+    assert "output 0 has strides (1, 32)" in loose.verify_candidate(transposed).wrong
+    assert "output 1 is float32[5, 16]" in loose.verify_candidate(smaller).wrong
 
 
 def off_by(share: float) -> Run:
@@ -61,18 +64,18 @@ def off_by(share: float) -> Run:
 
 def test_bfloat16_may_err_as_much_as_autocast_does():
     trial = trial_of(product)
-    assert trial.judge(off_by(1.5), reduced=True).right
-    assert "differs from eager" in trial.judge(off_by(5), reduced=True).wrong
+    assert trial.verify_candidate(off_by(1.5), reduced=True).is_right
+    assert "differs from eager" in trial.verify_candidate(off_by(5), reduced=True).wrong
 
 
 def test_float32_may_not():
-    verdict = trial_of(product).judge(off_by(0.1))
+    verdict = trial_of(product).verify_candidate(off_by(0.1))
     assert "differs from eager" in verdict.wrong
 
 
 def test_what_is_precise_passes_also_as_bfloat16():
-    verdict = trial_of(product).judge(product, reduced=True)
-    assert verdict.right
+    verdict = trial_of(product).verify_candidate(product, reduced=True)
+    assert verdict.is_right
     assert verdict.error < 1e-6
 
 
@@ -83,7 +86,7 @@ def test_bfloat16_is_refused_where_it_loses_the_result():
         with autocast_bfloat16():
             return [small_difference(args)[0].float()]
 
-    verdict = trial.judge(in_bfloat16, reduced=True)
+    verdict = trial.verify_candidate(in_bfloat16, reduced=True)
     assert "is too large even for bfloat16" in verdict.wrong
 
 
@@ -94,8 +97,8 @@ def test_where_autocast_fails_results_must_be_precise():
         return product(args)
 
     trial = trial_of(original)
-    assert trial.judge(original, reduced=True).right
-    assert not trial.judge(off_by(1), reduced=True).right
+    assert trial.verify_candidate(original, reduced=True).is_right
+    assert not trial.verify_candidate(off_by(1), reduced=True).is_right
 
 
 def test_integers_must_be_equal_in_bfloat16_too():
@@ -103,6 +106,6 @@ def test_integers_must_be_equal_in_bfloat16_too():
         return [product(args)[0].argmax(1)]
 
     trial = trial_of(original)
-    assert trial.judge(original, reduced=True).right
-    other = trial.judge(lambda args: [original(args)[0].flip(0)], reduced=True)
+    assert trial.verify_candidate(original, reduced=True).is_right
+    other = trial.verify_candidate(lambda args: [original(args)[0].flip(0)], reduced=True)
     assert "elements" in other.wrong

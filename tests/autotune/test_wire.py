@@ -66,7 +66,9 @@ def test_what_cannot_be_written_is_told(tmp_path: Path):
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
 
     graph, values = captured(fn, torch.rand(3))
-    with pytest.raises(serialization.NotWritable, match=r"contains a subgraph|calls cond"):
+    with pytest.raises(
+        serialization.GraphNotSerializableError, match=r"contains a subgraph|calls cond"
+    ):
         serialization.write(tmp_path, graph, values)
 
 

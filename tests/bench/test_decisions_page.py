@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dynamo_backends import cli
-from dynamo_backends.autotune.decisions import Decision, Decisions
+from dynamo_backends.autotune.decisions import Decision, DecisionStore
 from dynamo_backends.bench.decisions_page import decisions_page, headline
 from dynamo_backends.bench.dot_plots import WIDTH, error_panel
 from dynamo_backends.interface.report import CandidateReport
@@ -79,13 +79,13 @@ def test_errors_beyond_the_scale_stand_at_its_ends():
 def test_commands_write_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DYNAMO_BACKENDS_CACHE", str(tmp_path))
     for i in range(2):
-        Decisions().put(decision(i + 1))
+        DecisionStore().put(decision(i + 1))
     page = tmp_path / "page.html"
     assert cli.main(["cache", "ls", "--json", "--html", str(page)]) == 0
     assert "2 graphs were tuned: openxla runs 2." in check_alone(page.read_text()).words
     assert cli.main(["cache", "show", decision(2).key, "--json", "--html", str(page)]) == 0
     assert f"cache show {decision(2).key} --json" in check_alone(page.read_text()).words
-    assert Decisions().all()[0] == decision(2), "rounds and lines are kept"
+    assert DecisionStore().all()[0] == decision(2), "rounds and lines are kept"
 
 
 @needs_chromium

@@ -22,7 +22,7 @@ from dynamo_backends.bench.explained_page import explained_page, time_rows
 from dynamo_backends.capture.explain import Explainer
 from dynamo_backends.capture.explanation import Explanation, GraphExplanation
 from dynamo_backends.cli import main
-from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.interface.report import GraphReport, ServedCalls
 from tests.bench import planted
 from tests.bench.html import check_alone, needs_chromium, opened
 
@@ -80,7 +80,7 @@ def test_it_says_what_makes_a_model_slower_than_eager():
     call = Timed((0.010,) * 5, (0.020,) * 5)
     seconds = {"": 0.02, " block 1": 0.011, " eager 2": 0.004, " block 3": 0.001}
     parts = {f"a inference graph 1{name}": s for name, s in seconds.items()}
-    served = Served("padded", ("x: float32[s0≤8]",), calls=3)
+    served = ServedCalls("padded", ("x: float32[s0≤8]",), calls=3)
     report = GraphReport("a", "inference", served=(served,))
     graph = GraphExplanation("f", None, {}, 1.0, reports=(report,))
     explanation = dataclasses.replace(explanation, backend="a", graphs=(graph,))

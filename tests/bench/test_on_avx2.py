@@ -14,7 +14,7 @@ flags\t\t: fpu avx avx2 avx512f avx512_vnni avx_vnni amx_tile gfni fma cpuid_fau
 
 CHILD = """
 import os, subprocess, sys, threading, torch
-from dynamo_backends.runtime.processor import processor_class, processor_name
+from dynamo_backends.runtime.cpu_info import processor_class, processor_name
 print(torch.backends.cpu.get_cpu_capability(), processor_class(), "|", processor_name())
 other = "import torch; print(torch.cpu._is_avx2_supported(), torch.cpu._is_avx512_supported())"
 ask = [sys.executable, "-c", other], ["gcc", "-march=native", "-dM", "-E", "-xc", "/dev/null"]

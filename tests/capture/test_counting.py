@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 import dynamo_backends
-from dynamo_backends.interface.counters import Counters, keep_count_of, kept
+from dynamo_backends.interface.counters import Counters, count_live_executables, track_executable
 from dynamo_backends.pipeline.captured import compile_captured
 from tests.bench.programs import ROOT
 from tests.test_pipeline import Careless, Failing
@@ -38,11 +38,11 @@ def test_compilations_are_counted_once():
 def test_executables_that_leave_are_not_counted_as_kept():
     executable = Failing()
     gc.collect()
-    before = kept()
-    keep_count_of(executable)
-    assert kept() == before + 1
+    before = count_live_executables()
+    track_executable(executable)
+    assert count_live_executables() == before + 1
     del executable
-    assert kept() == before
+    assert count_live_executables() == before
 
 
 def test_code_that_fails_is_counted():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dynamo_backends import coverage, disable, optimize
 from dynamo_backends.bench.suites.case import call
 from dynamo_backends.capture import metering
-from dynamo_backends.capture.metering import CountCalls
+from dynamo_backends.capture.metering import CallCountMode
 from harness import find_case
 from tests.capture.programs import Counting, state, toy, wave
 
@@ -32,7 +32,7 @@ def network() -> nn.Module:
 
 def test_what_is_captured_whole_is_covered_whole() -> None:
     model, x = network(), torch.randn(2, 3, 8, 8)
-    with CountCalls() as eager:
+    with CallCountMode() as eager:
         model(x)
     found = coverage(model, x)
     assert eager.count >= 5
@@ -70,7 +70,7 @@ def test_a_graph_break_is_counted_op_by_op() -> None:
 def test_graphs_and_eager_add_up_to_the_run_without_dynamo(name: str) -> None:
     case = find_case("control_flow", name, "test")
     model, inputs = case.make(), case.inputs()
-    with CountCalls() as eager:
+    with CallCountMode() as eager:
         expected = call(model, inputs)
     found = coverage(lambda: call(model, inputs))
     assert found.ops_in_graphs > 0

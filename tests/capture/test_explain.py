@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import Explainer, OptionError, UnknownBackendError, explain
-from dynamo_backends.capture.breaks import GraphBreak, Source
+from dynamo_backends.capture.graph_breaks import GraphBreak, SourceLine
 from tests.test_errors import unheard_of
 
 
@@ -283,7 +283,7 @@ def test_other_backends_have_fewer_facts():
     (graph,) = explanation.graphs
     assert graph.reports == ()
     assert graph.operators == {"add": 1, "mul": 1}
-    assert graph.source == Source(
+    assert graph.source == SourceLine(
         __file__, scaled.__code__.co_firstlineno, "def scaled(x: Tensor, k: int) -> Tensor:"
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import OptionError, UnknownBackendError, optimize
-from dynamo_backends.capture.backend_resolution import resolve
+from dynamo_backends.capture.backend_resolution import resolve_backend
 from tests.capture.programs import Counting, state, toy, wave
 
 
@@ -313,9 +313,9 @@ def test_equal_arguments_give_the_same_backend() -> None:
     assert optimize("openxla").backend is given
     changed = optimize(given, options={"verify": True}).backend
     assert changed is optimize(given, options={"verify": True}).backend
-    theirs = resolve("inductor", {"max_autotune": False})
-    assert theirs is resolve("inductor", {"max_autotune": False})
-    assert theirs is not resolve("inductor", {"max_autotune": True})
+    theirs = resolve_backend("inductor", {"max_autotune": False})
+    assert theirs is resolve_backend("inductor", {"max_autotune": False})
+    assert theirs is not resolve_backend("inductor", {"max_autotune": True})
 
 
 def test_a_backend_of_ours_with_options_runs() -> None:

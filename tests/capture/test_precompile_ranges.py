@@ -9,7 +9,7 @@ from torch.export import Dim
 
 import dynamo_backends
 from dynamo_backends import OptionError
-from dynamo_backends.capture.precompile import resized
+from dynamo_backends.capture.precompile import resize_by_repeating
 from dynamo_backends.interface.counters import total
 
 
@@ -93,6 +93,6 @@ def test_a_least_size_without_a_largest():
 
 def test_resized():
     x = torch.arange(6.0).view(2, 3)
-    assert resized(x, (3, 2)).tolist() == [[0, 1], [3, 4], [0, 1]]
+    assert resize_by_repeating(x, (3, 2)).tolist() == [[0, 1], [3, 4], [0, 1]]
     with pytest.raises(OptionError, match=r"of shape \[2, 3\] cannot be resized to \[3\]"):
-        resized(x, (3,))
+        resize_by_repeating(x, (3,))

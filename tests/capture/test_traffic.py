@@ -3,13 +3,13 @@
 from rich.console import Console
 
 from dynamo_backends.capture.rendering import traffic_table
-from dynamo_backends.interface.report import Served
+from dynamo_backends.interface.report import ServedCalls
 
 
 def test_sizes_in_brackets_are_no_markup():
     rows = [
-        Served("padded", ("x: float32[s0≤8, 8]",), 3, 1, 0.5),
-        Served("ranged", ("ids: int64[s0, s1]", "y: int64[s0]"), 1),
+        ServedCalls("padded", ("x: float32[s0≤8, 8]",), 3, 1, 0.5),
+        ServedCalls("ranged", ("ids: int64[s0, s1]", "y: int64[s0]"), 1),
     ]
     console = Console(width=120)
     with console.capture() as printed:

@@ -175,6 +175,6 @@ def test_coverage_of_calls_while_compiling():
     compiled = torch.compile(lambda x: x.sin() * 3, backend="onnxrt", options=options)
     with dynamo_backends.coverage() as found:
         compiled(torch.randn(3))
-        assert background.wait(60)
+        assert background.wait_until_idle(60)
         compiled(torch.randn(3))
     assert [(row.by, row.calls) for row in found.served] == [("eager while compiling", 1)]

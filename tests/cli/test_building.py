@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dynamo_backends
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.cli.main import main
 
 MODEL = """
@@ -38,7 +38,7 @@ def test_what_was_compiled_before_is_on_disk(model: str, capsys: pytest.CaptureF
 def test_tuning_keeps_a_decision_and_says_why(model: str, capsys: pytest.CaptureFixture[str]):
     assert main(["tune", model, "--option", "candidates=['ts_trace']", "--batch", "2"]) == 0
     said = capsys.readouterr().out
-    (decision,) = Decisions().all()
+    (decision,) = DecisionStore().all()
     assert decision.inputs == ("float32[2, 8]",)
     assert re.search(rf"inference graph \d+: {decision.winner}$", said, re.MULTILINE)
     assert {line.split()[0] for line in said.splitlines()} >= {"candidate", "ts_trace", "eager"}

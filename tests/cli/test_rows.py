@@ -5,7 +5,7 @@ import json
 import pytest
 
 import dynamo_backends
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.cli import doctor
 from dynamo_backends.cli.doctor import Check, diagnose
 from dynamo_backends.cli.main import main
@@ -83,7 +83,7 @@ def test_lists_are_whole_at_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     inputs = ("float32[128, 1024, 16, 16]", "float32[128, 1024, 16, 16]")
-    Decisions().put(decision("a" * 64, inputs=inputs))
+    DecisionStore().put(decision("a" * 64, inputs=inputs))
     for command in (["list"], ["cache", "ls"]):
         assert main(command) == 0
         out = capsys.readouterr().out

@@ -23,7 +23,7 @@ from dynamo_backends.conformance.weights.changes import net
 from dynamo_backends.cudagraphs.backend import CudaGraphsEager, wrap_backend
 from dynamo_backends.cudagraphs.options import CudaGraphOptions
 from dynamo_backends.interface import registry
-from dynamo_backends.runtime.prepared_executables import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable
 from tests import refusals
 from tests.backend_checks import SEMANTICS
 from tests.checking import aliases, assert_same, copy_inputs, widen
@@ -198,7 +198,7 @@ class Planted(CudaGraphsEager):
     waits = False  # set by tests
 
     def compile(self, graph: Any, options: Any) -> Any:
-        inner = LiveExecutable(graph, graph.module)
+        inner = UnfrozenExecutable(graph, graph.module)
         bind = inner.bind
 
         def waiting(weights: Any) -> Any:

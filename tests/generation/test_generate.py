@@ -24,7 +24,7 @@ class Made:
         self._before = self._graphs()
 
     def __call__(self) -> tuple[int, int]:
-        background.wait(60)
+        background.wait_until_idle(60)
         return self._graphs() - self._before, sum(r.executables for r in self._reports)
 
     def _graphs(self) -> int:

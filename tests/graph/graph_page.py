@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.capture.stages import normal_form
+from dynamo_backends.capture.stage_printing import normal_form
 from dynamo_backends.graph import PASSES, STAGES, Property
 
 PAGE = Path(__file__).parents[2] / "docs" / "graph.md"

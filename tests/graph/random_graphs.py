@@ -25,7 +25,7 @@ from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends._torch_private import core_aten_decompositions
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.graph import PASSES, Graph, check
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decomposition_tables import decomposition_table
 from dynamo_backends.graph.normalize import normalize
 from dynamo_backends.pipeline.captured import compile_captured
 from tests.checking import aliases
@@ -88,7 +88,7 @@ def through_passes(decomposed: bool) -> Route:
     """AOT Autograd, then all passes; the graph after each of them is run and compared."""
 
     def route(program: Program, inputs: list[Tensor]) -> Any:
-        table = decompositions(() if decomposed else core_aten_decompositions())
+        table = decomposition_table(() if decomposed else core_aten_decompositions())
         return compile_functional(program.module(), inputs, _compile_stages, table)(*inputs)
 
     return route

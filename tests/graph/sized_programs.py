@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dynamo_backends.verify import widen
+from dynamo_backends.verify import widen_to_float64
 from tests.graph.program_calls import draw_call
 from tests.graph.programs import LAYOUTS, Call, Input, Program, Ref, make
 from tests.graph.sized_calls import draw_sized_call
@@ -114,7 +114,7 @@ class _Run:
         given = program.inputs_of(sizes)
         names = [x.name for x in program.inputs]
         self._env: Env = dict(zip(names, given, strict=True))
-        self._precise: Env = dict(zip(names, map(widen, given), strict=True))
+        self._precise: Env = dict(zip(names, map(widen_to_float64, given), strict=True))
         self._next: tuple[str, Any, Any] = ("", None, None)
 
     @property
@@ -142,7 +142,7 @@ class _Run:
         name, self._env[name], self._precise[name] = self._next[0], *self._next[1:]
 
     def _is_exact(self, name: str) -> bool:
-        value = widen(self._env[name])
+        value = widen_to_float64(self._env[name])
         return torch.equal(value, self._precise[name].to(value.dtype))
 
 

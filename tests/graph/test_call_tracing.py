@@ -7,13 +7,19 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.graph.call_tracing import CallTraces
-from dynamo_backends.graph.decompose import replace
+from dynamo_backends.graph.call_decomposition import replace_call
+from dynamo_backends.graph.call_tracing import CallTraceCache
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.graph.numbers import has_forgotten
-from dynamo_backends.graph.sizes import Size, sizes_in, sizes_of, strides_of, with_sizes_as_inputs
 from dynamo_backends.graph.specialize import specialize
+from dynamo_backends.graph.symbolic_scalars import has_hardcoded_sizes
+from dynamo_backends.graph.symbolic_sizes import (
+    SizeWithExpression,
+    collect_varying_sizes,
+    sizes_of,
+    strides_of,
+    with_sizes_as_inputs,
+)
 
 Function = Callable[[Tensor], Tensor]
 
@@ -28,7 +34,7 @@ def captured(symbolic: bool = True) -> Graph:
 def replaced(function: Function, symbolic: bool = True) -> Graph:
     """A graph of a sine, with something else in its place."""
     graph = captured(symbolic)
-    replace(next(n for n in graph.calls if n.target is torch.ops.aten.sin.default), function)
+    replace_call(next(n for n in graph.calls if n.target is torch.ops.aten.sin.default), function)
     graph.module.recompile()
     return graph
 
@@ -54,7 +60,7 @@ KEPT: dict[str, Function] = {
 @pytest.mark.parametrize("name", KEPT)
 def test_sizes_are_kept(name: str):
     graph = replaced(KEPT[name])
-    assert not has_forgotten(graph.module.graph)
+    assert not has_hardcoded_sizes(graph.module.graph)
     complete, sizes = with_sizes_as_inputs(graph)
     x = torch.randn(7, 9)
     known = {
@@ -74,8 +80,8 @@ def test_sizes_are_kept(name: str):
 @pytest.mark.parametrize("name", KEPT)
 def test_without_symbols_there_are_numbers(name: str):
     graph = replaced(KEPT[name], symbolic=False)
-    assert not has_forgotten(graph.module.graph)
-    assert not any(sizes_in((n.args, n.kwargs)) for n in graph.calls)
+    assert not has_hardcoded_sizes(graph.module.graph)
+    assert not any(collect_varying_sizes((n.args, n.kwargs)) for n in graph.calls)
     x = torch.randn(3, 4)
     torch.testing.assert_close(graph.module(x)[0], KEPT[name](x))
 
@@ -95,7 +101,7 @@ FORGOTTEN: dict[str, Function] = {
 @pytest.mark.parametrize("name", FORGOTTEN)
 def test_what_is_for_one_size_alone_is_noted(name: str):
     graph = replaced(FORGOTTEN[name])
-    assert has_forgotten(graph.module.graph)
+    assert has_hardcoded_sizes(graph.module.graph)
     x = torch.randn(3, 4)
     torch.testing.assert_close(graph.module(x)[0], FORGOTTEN[name](x))
 
@@ -104,7 +110,7 @@ def test_bounds_of_sizes_follow_from_those_of_the_inputs():
     graph = replaced(lambda x: x.reshape(x.shape[0] * x.shape[1]).exp().reshape(x.shape))
     (flat,) = {n.meta["val"].numel() for n in graph.calls if n.meta["val"].ndim == 1}
     size = next(s for n in graph.calls for s in sizes_of(n) if s == flat)
-    assert isinstance(size, Size)
+    assert isinstance(size, SizeWithExpression)
     assert (size.lower, size.upper) == (4, None)
 
 
@@ -125,10 +131,10 @@ def test_calls_that_are_alike_are_traced_once(symbolic: bool):
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     gm = make_fx(function, tracing_mode="symbolic" if symbolic else "fake")(x, y)
     graph = specialize(normalize(gm, "inference", freeze=False).graph, [x, y], remember=True)
-    traces = CallTraces()
+    traces = CallTraceCache()
     calls = [n for n in graph.calls if n.target is torch.ops.aten.add.Tensor]
     for node in calls:
-        replace(node, added, traces=traces)
+        replace_call(node, added, traces=traces)
     graph.module.recompile()
     assert len(calls) == 9
     assert len(runs) == 7  # literals of other types make other calls

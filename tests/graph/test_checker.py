@@ -10,24 +10,24 @@ from dynamo_backends import NormalFormError
 from dynamo_backends.aot.autograd import compile_functional
 from dynamo_backends.graph import NORMAL_FORM, PASSES, Graph, Input, PassSequence, Property, check
 from dynamo_backends.graph.canonicalize import CANONICALIZE
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decomposition_tables import decomposition_table
 from dynamo_backends.graph.graph import Role
-from dynamo_backends.graph.normalize import Alias, Normalized, normalize
+from dynamo_backends.graph.normalize import Alias, NormalizedGraph, normalize
 from dynamo_backends.graph.properties import Pass
-from dynamo_backends.graph.random import SEPARATE_DRAWS
+from dynamo_backends.graph.random_draws import SEPARATE_DRAWS
 
 aten = torch.ops.aten
 
 
-def normalized(fn: Callable[..., object], *inputs: Tensor) -> Normalized:
-    found: list[Normalized] = []
+def normalized(fn: Callable[..., object], *inputs: Tensor) -> NormalizedGraph:
+    found: list[NormalizedGraph] = []
 
     def keep(gm: fx.GraphModule, *_: object) -> Callable[..., object]:
         found.append(normalize(gm, "inference", freeze=True))
         return lambda args: gm(*args)
 
     with torch.no_grad():
-        compile_functional(fx.symbolic_trace(fn), inputs, keep, decompositions(()))
+        compile_functional(fx.symbolic_trace(fn), inputs, keep, decomposition_table(()))
     return found[0]
 
 

@@ -7,9 +7,14 @@ import pytest
 import torch
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.decompositions import clamp, every_rule, frac, softmax_backward
+from dynamo_backends.graph.decomposition_tables import (
+    all_decomposition_rules,
+    clamp,
+    frac,
+    softmax_backward,
+)
 from dynamo_backends.torchscript.backend import whole_operators
-from dynamo_backends.verify import difference, widen
+from dynamo_backends.verify import describe_difference, widen_to_float64
 
 backward = torch.ops.aten._softmax_backward_data.default
 
@@ -20,9 +25,9 @@ def test_the_gradient_of_softmax_is_eagers(dtype: torch.dtype, dim: int):
     generator = torch.Generator().manual_seed(0)
     grad = torch.randn(5, 7, generator=generator).to(dtype)
     output = torch.randn(5, 7, generator=generator).softmax(dim).to(dtype)
-    precise = backward(widen(grad), widen(output), dim, torch.float64)
+    precise = backward(widen_to_float64(grad), widen_to_float64(output), dim, torch.float64)
     found = softmax_backward(grad, output, dim, dtype)
-    assert difference([backward(grad, output, dim, dtype)], [found], [precise]) is None
+    assert describe_difference([backward(grad, output, dim, dtype)], [found], [precise]) is None
 
 
 def test_an_infinite_result_of_softmax_has_an_infinite_gradient():
@@ -40,7 +45,7 @@ def test_the_smaller_and_the_larger_of_two(op: OpOverload, dtype: torch.dtype):
     if dtype.is_floating_point:
         values += [float("nan"), float("inf"), -float("inf")]
     x = torch.tensor(values, dtype=dtype)
-    found = every_rule()[op](x.unsqueeze(1), x)
+    found = all_decomposition_rules()[op](x.unsqueeze(1), x)
     torch.testing.assert_close(found, op(x.unsqueeze(1), x), equal_nan=True, rtol=0, atol=0)
 
 
@@ -58,7 +63,7 @@ def test_bounds(name: str, bounds: tuple[Any, ...], dtype: torch.dtype):
         values += [-0.0, float("nan"), float("inf"), -float("inf")]
     x = torch.tensor(values, dtype=dtype)
     op = getattr(torch.ops.aten, name).default
-    found, expected = every_rule()[op](x, *bounds), op(x, *bounds)
+    found, expected = all_decomposition_rules()[op](x, *bounds), op(x, *bounds)
     torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
 
 
@@ -108,9 +113,9 @@ def test_attention_and_its_gradients_are_eagers(
 
     given = (grad, query, key, value)
     expected = results({}, *given)
-    found = results(every_rule(), *given)
-    precise = results({}, *map(widen, given))
-    assert difference(expected, found, precise) is None
+    found = results(all_decomposition_rules(), *given)
+    precise = results({}, *map(widen_to_float64, given))
+    assert describe_difference(expected, found, precise) is None
     strides = [[x.stride() for x in (values[0], *values[2:])] for values in (found, expected)]
     assert strides[0] == strides[1]
     assert [g.dtype for g in found] == [g.dtype for g in expected]
@@ -134,7 +139,7 @@ def test_attention_of_gpus(gradients: bool, queries: int, kind: str):
     def results(rule: Callable[..., Any], *tensors: torch.Tensor | None) -> Any:
         return rule(*tensors, gradients, 0.0, causal)
 
-    found = results(every_rule()[efficient], query, key, value, mask)
+    found = results(all_decomposition_rules()[efficient], query, key, value, mask)
     kinds = results(
         efficient, *(None if x is None else x.to("meta") for x in (query, key, value, mask))
     )
@@ -154,4 +159,4 @@ def test_backends_that_call_torchs_kernels_keep_attention_whole():
 
 def test_attention_of_gpus_with_dropout_stays_whole():
     x = torch.ones(1, 1, 2, 4)
-    assert every_rule()[efficient](x, x, x, None, False, 0.5) is NotImplemented
+    assert all_decomposition_rules()[efficient](x, x, x, None, False, 0.5) is NotImplemented

@@ -10,8 +10,8 @@ from dynamo_backends.graph.graph import Graph, Input, Role
 from dynamo_backends.graph.partition import (
     BLOCK_COST,
     MANY_BLOCKS,
-    fragmentation,
-    operator_work,
+    estimate_operator_cost,
+    fragmentation_reason,
     partition,
 )
 
@@ -35,7 +35,7 @@ def verdict(blocks: int, size: int, elements: int = 4) -> str | None:
     graph = chain(blocks, size, elements)
     split = partition(graph, {n: "no" for n in graph.calls if n.target is aten.cos.default}, 1)
     assert sum(part.on_backend for part in split.parts) == blocks
-    return fragmentation(split)
+    return fragmentation_reason(split)
 
 
 def test_many_small_blocks_are_fragments():
@@ -65,4 +65,4 @@ def test_enough_work_in_a_block_pays_for_it():
 def test_what_a_call_costs(target: object, value: Tensor, work: float):
     node = fx.Graph().call_function(target, ())  # type: ignore[arg-type]
     node.meta["val"] = value
-    assert operator_work(node) == pytest.approx(work, abs=1e-3)
+    assert estimate_operator_cost(node) == pytest.approx(work, abs=1e-3)

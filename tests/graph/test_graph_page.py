@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamo_backends.capture.stages import show_passes
+from dynamo_backends.capture.stage_printing import show_passes
 from dynamo_backends.graph import STAGES
 from tests.graph.graph_page import MARK, PAGE, before_and_after, examples, generated
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.graph.normalize import Normalized, normalize
+from dynamo_backends.graph.normalize import NormalizedGraph, normalize
 
 aten = torch.ops.aten
 
 
-def normalized(fn: Callable[..., Any], x: Tensor) -> Normalized:
+def normalized(fn: Callable[..., Any], x: Tensor) -> NormalizedGraph:
     functional = torch.func.functionalize(fn, remove="mutations")
     module: fx.GraphModule = make_fx(functional, tracing_mode="fake")(x)
     return normalize(module, "inference", freeze=True)

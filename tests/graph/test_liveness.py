@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.graph.aliasing import peak_bytes
+from dynamo_backends.graph.aliasing import estimate_peak_bytes
 
 KIB = 1024
 
 
 def peak(function: Callable[..., object], *inputs: Tensor) -> int:
-    return peak_bytes(make_fx(function, tracing_mode="fake")(*inputs).graph)
+    return estimate_peak_bytes(make_fx(function, tracing_mode="fake")(*inputs).graph)
 
 
 def test_what_nobody_reads_any_more_is_gone() -> None:

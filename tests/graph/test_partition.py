@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from torch import fx
 
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.partition import Partition, partition
+from dynamo_backends.graph.partition import PartitionedGraph, partition
 
 aten = torch.ops.aten
 
 
-def run(graph: Graph, split: Partition, x: torch.Tensor) -> list[torch.Tensor]:
+def run(graph: Graph, split: PartitionedGraph, x: torch.Tensor) -> list[torch.Tensor]:
     """Runs the parts in order, with only the values that they were promised."""
     values = {p.name: x for p in graph.placeholders}
     for part in split.parts:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamo_backends.graph.seeded_draws import DrawsError, PrivateDraws, privately
+from dynamo_backends.graph.seeded_draws import GlobalRngError, PrivateRngMode, with_private_rng
 
 DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
     "dropout": F.dropout,
@@ -40,11 +40,11 @@ def test_draws_are_from_a_generator_of_their_own(name: str, mode: str):
     x = torch.ones(1, 20, 30, 4)
     before = torch.get_rng_state()
     with getattr(torch, mode)():
-        with PrivateDraws() as first:
+        with PrivateRngMode() as first:
             one = DRAWS[name](x)
-        with PrivateDraws():
+        with PrivateRngMode():
             two = DRAWS[name](x)
-        with PrivateDraws(seed=1):
+        with PrivateRngMode(seed=1):
             other = DRAWS[name](x)
     assert first.has_drawn
     assert torch.equal(one, two)
@@ -57,12 +57,12 @@ def test_numbers_are_those_of_torch_s_generator(name: str):
     x = torch.ones(1, 20, 30, 4)
     torch.manual_seed(3)
     expected = DRAWS[name](x)
-    with PrivateDraws(seed=3):
+    with PrivateRngMode(seed=3):
         assert torch.equal(DRAWS[name](x), expected)
 
 
 def test_each_call_of_a_function_draws_the_same():
-    draw = privately(lambda args: [F.dropout(args[0])])
+    draw = with_private_rng(lambda args: [F.dropout(args[0])])
     x = torch.ones(50)
     assert torch.equal(draw([x])[0], draw([x])[0])
 
@@ -70,7 +70,7 @@ def test_each_call_of_a_function_draws_the_same():
 @pytest.mark.parametrize("name", DRAWS_NOTHING)
 def test_the_same_calls_without_randomness_run(name: str):
     x = torch.ones(1, 2, 3, 4)
-    with PrivateDraws() as draws:
+    with PrivateRngMode() as draws:
         result = DRAWS_NOTHING[name](x)
     torch.testing.assert_close(result, DRAWS_NOTHING[name](x))
     assert not draws.has_drawn
@@ -79,6 +79,6 @@ def test_the_same_calls_without_randomness_run(name: str):
 def test_what_draws_from_a_generator_of_the_program_is_refused():
     generator = torch.Generator().manual_seed(5)
     before = generator.get_state()
-    with pytest.raises(DrawsError, match="draws random numbers"), PrivateDraws():
+    with pytest.raises(GlobalRngError, match="draws random numbers"), PrivateRngMode():
         torch.ones(3).uniform_(generator=generator)
     assert torch.equal(before, generator.get_state())

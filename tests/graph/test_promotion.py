@@ -10,7 +10,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.onnx._internal.fx.passes import type_promotion
 
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.graph.legalize import promote
+from dynamo_backends.graph.legalize import insert_promotion_casts
 
 
 def mixed(x: Tensor, n: Tensor, h: Tensor) -> tuple[Tensor, ...]:
@@ -28,7 +28,7 @@ def traced(*inputs: Tensor) -> Any:
 def test_the_graph_is_that_of_the_exporter():
     inputs = torch.randn(4, 5), torch.arange(20).view(4, 5), torch.randn(4, 5).half()
     ours, theirs = traced(*inputs), traced(*inputs)
-    promote(ours)
+    insert_promotion_casts(ours)
     mode = FakeTensorMode()
     fakes = [mode.from_tensor(x) for x in inputs]
     table = type_promotion.TypePromotionTable()

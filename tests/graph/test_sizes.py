@@ -11,12 +11,12 @@ from torch import Tensor
 from dynamo_backends import Availability, Backend, Executable, Options, Support
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import (
+from dynamo_backends.graph.symbolic_sizes import (
     SIZES,
-    Size,
+    SizeWithExpression,
     cap_sizes_at_current,
-    is_ranged,
-    ranges_of,
+    has_size_expressions,
+    size_ranges,
     sizes_of,
 )
 from dynamo_backends.pipeline.captured import compile_captured
@@ -78,24 +78,24 @@ def split(x: Tensor) -> Tensor:
 
 def test_sizes_among_arguments_and_shapes():
     (graph,) = graphs_of(split, torch.randn(3, 8))
-    assert is_ranged(graph.module.graph)
-    assert Size in kinds(graph)
+    assert has_size_expressions(graph.module.graph)
+    assert SizeWithExpression in kinds(graph)
     view = next(n for n in graph.calls if "view" in str(n.target))
     batch = view.args[1][0]
-    assert isinstance(batch, Size)
+    assert isinstance(batch, SizeWithExpression)
     assert batch == 3
     assert (batch.lower, batch.upper) == (2, None)
     assert sizes_of(view)[0].expression == batch.expression
     half = sizes_of(view)[2]
-    assert isinstance(half, Size)
+    assert isinstance(half, SizeWithExpression)
     assert (half, str(half.expression.func.__name__)) == (4, "FloorDiv")
 
 
 def test_other_backends_get_plain_integers():
     (graph,) = graphs_of(split, torch.randn(3, 8), serves_ranges=False)
-    assert not is_ranged(graph.module.graph)
+    assert not has_size_expressions(graph.module.graph)
     assert all(SIZES not in n.meta for n in graph.calls)
-    assert Size not in kinds(graph)
+    assert SizeWithExpression not in kinds(graph)
 
 
 def test_bounds_of_the_user():
@@ -107,7 +107,7 @@ def test_bounds_of_the_user():
         backend=lambda gm, args: compile_captured(backend, gm, args, Options(cache=False)),
     )
     run(x)
-    (size,) = [s for s in sizes_of(backend.graphs[0].calls[0]) if isinstance(s, Size)]
+    (size,) = [s for s in sizes_of(backend.graphs[0].calls[0]) if isinstance(s, SizeWithExpression)]
     assert (size.lower, size.upper) == (2, 32)
 
 
@@ -117,12 +117,12 @@ def test_ranges_are_those_that_the_user_gave_or_the_bounds():
         x = torch.randn(4, 3)
         torch._dynamo.mark_dynamic(x, 0, min=2, max=most)
         (graph,) = graphs_of(lambda x: torch.cat([x, x]) * 2, x)
-        ranges.append(ranges_of(graph))
+        ranges.append(size_ranges(graph))
         marks.append(fingerprint(graph, ranged=True))
     assert ranges == [[(2, 32), (2, None), (4, 64)], [(2, 64), (2, None), (4, 128)]]
     assert len(set(marks)) == 1
     cap_sizes_at_current(graph)
-    assert ranges_of(graph) == [(2, 4), (2, 3), (4, 8)]
+    assert size_ranges(graph) == [(2, 4), (2, 3), (4, 8)]
     assert fingerprint(graph, ranged=True) == marks[0]
 
 
@@ -139,7 +139,7 @@ def test_numbers_beside_floating_point_tensors_are_tensors():
     (graph,) = graphs_of(lambda x: (x / x.shape[0]).mean(0), torch.randn(3, 4))
     made = [n for n in graph.calls if n.target == torch.ops.aten.scalar_tensor.default]
     assert [int(n.args[0]) for n in made] == [3]
-    assert isinstance(made[0].args[0], Size)
+    assert isinstance(made[0].args[0], SizeWithExpression)
 
 
 def test_equal_but_for_sizes():
@@ -163,7 +163,7 @@ def test_graphs_that_differ_in_more_than_sizes(fn: Any, shapes: Any):
 
 def test_a_size_is_an_integer():
     (graph,) = graphs_of(split, torch.randn(3, 8))
-    size = next(s for n in graph.calls for s in sizes_of(n) if isinstance(s, Size))
+    size = next(s for n in graph.calls for s in sizes_of(n) if isinstance(s, SizeWithExpression))
     assert repr(size) == str(int(size))
     assert type(size + 1) is int
     twin = copy.deepcopy(size)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.graph.decompositions import every_rule
-from dynamo_backends.verify import difference, widen
+from dynamo_backends.graph.decomposition_tables import all_decomposition_rules
+from dynamo_backends.verify import describe_difference, widen_to_float64
 from tests.backend_checks import agree, ran_on_backend, usable
 
 ENCODER = torch.ops.aten._transformer_encoder_layer_fwd.default
@@ -40,9 +40,9 @@ def check(op: Any, args: tuple[Any, ...]) -> None:
         return list(found) if isinstance(found, tuple) else [found]
 
     expected = results(op, args)
-    found = results(every_rule()[op], args)
-    precise = results(op, tuple(widen(x) if isinstance(x, Tensor) else x for x in args))
-    assert difference(expected, found, precise) is None
+    found = results(all_decomposition_rules()[op], args)
+    precise = results(op, tuple(widen_to_float64(x) if isinstance(x, Tensor) else x for x in args))
+    assert describe_difference(expected, found, precise) is None
     layouts = [[(x.dtype, x.stride()) for x in y if x is not None] for y in (found, expected)]
     assert layouts[0] == layouts[1]
 
@@ -72,7 +72,7 @@ def test_other_devices_keep_the_operators():
     src, *weights = weights_of((2, 5, 16), (48, 16), (48,), (16, 16), (16,))
     given = (src, src, src, 16, 4, *weights)
     moved = [x.to("meta") if isinstance(x, Tensor) else x for x in given]
-    assert every_rule()[ATTENTION](*moved) is NotImplemented
+    assert all_decomposition_rules()[ATTENTION](*moved) is NotImplemented
 
 
 @pytest.mark.parametrize("name", ["openxla", "onnxrt", "ov", "iree", "tvm"])

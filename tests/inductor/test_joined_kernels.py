@@ -14,10 +14,10 @@ from torch._inductor import async_compile, config
 
 from dynamo_backends._torch_private import joined_kernels as joined_kernels_module
 from dynamo_backends._torch_private.joined_kernels import (
-    Kernel,
-    joined,
-    joined_kernels,
-    shared_out,
+    KernelSource,
+    group_by_length,
+    join_sources,
+    joining_kernels,
 )
 from tests.inductor.checking import EXACT, check
 
@@ -35,14 +35,14 @@ extern "C"  void  kernel(const float* in_ptr0,
 """
 
 
-def kernel(length: int = 0) -> Kernel:
-    made = Kernel.of([], SOURCE + "/" * length)
+def kernel(length: int = 0) -> KernelSource:
+    made = KernelSource.parse([], SOURCE + "/" * length)
     assert made is not None
     return made
 
 
 def test_a_kernel_is_in_a_namespace_of_its_own():
-    text = joined([kernel(), kernel()])
+    text = join_sources([kernel(), kernel()])
     assert text.count("#include <c10/util/Unroll.h>") == 1
     assert 'extern "C"' not in text.partition("namespace bindings")[0]
     for number in range(2):
@@ -63,20 +63,20 @@ def test_a_kernel_is_in_a_namespace_of_its_own():
     ids=["macros", "a late header", "two entries", "another name", "no entry"],
 )
 def test_what_would_not_be_the_same_in_a_namespace_stays_alone(change: Callable[[str], str]):
-    assert Kernel.of([], SOURCE) is not None
-    assert Kernel.of([], change(SOURCE)) is None
+    assert KernelSource.parse([], SOURCE) is not None
+    assert KernelSource.parse([], change(SOURCE)) is None
 
 
 def test_groups_have_about_the_same_amount_of_text():
     sizes = [100, 900, 300, 200, 500, 400]
-    groups = shared_out([kernel(size) for size in sizes], 2)
+    groups = group_by_length([kernel(size) for size in sizes], 2)
     assert sorted(len(k.body) for group in groups for k in group) == sorted(
         len(kernel(size).body) for size in sizes
     )
     first, second = (sum(len(k.body) for k in group) for group in groups)
     assert abs(first - second) <= 200
-    assert shared_out([kernel()], 2) == []
-    assert len(shared_out([kernel() for _ in range(3)], 8)) == 3
+    assert group_by_length([kernel()], 2) == []
+    assert len(group_by_length([kernel() for _ in range(3)], 8)) == 3
 
 
 class Layers(nn.Module):
@@ -126,14 +126,14 @@ def test_a_joined_file_that_cannot_be_compiled(
 def test_wrong_arguments_are_an_error_of_python(files: Callable[[], list[Path]]):
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    numbers = Kernel.of(
+    numbers = KernelSource.parse(
         [],
         "#include <torch/csrc/inductor/cpp_prefix.h>\n"
         'extern "C" void kernel(float* out, const int64_t n, const double x) { out[n] = x; }',
     )
     assert numbers is not None
     load: Any = CppPythonBindingsCodeCache.load_async
-    function = load(joined([numbers]))().kernel0
+    function = load(join_sources([numbers]))().kernel0
     out = torch.zeros(4)
     function(out, 2, 1.5)
     assert out.tolist() == [0, 0, 1.5, 0]
@@ -144,9 +144,9 @@ def test_wrong_arguments_are_an_error_of_python(files: Callable[[], list[Path]])
 
 def test_outside_inductor_is_as_it_was():
     before = async_compile.AsyncCompile
-    with joined_kernels():
+    with joining_kernels():
         inner = async_compile.AsyncCompile
-        with joined_kernels():
+        with joining_kernels():
             assert async_compile.AsyncCompile is inner
         assert async_compile.AsyncCompile is inner is not before
     assert async_compile.AsyncCompile is before

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import with_sizes_as_inputs
+from dynamo_backends.graph.symbolic_sizes import with_sizes_as_inputs
 from dynamo_backends.inductor.runtime import RangedRun
 from tests.test_ranges import Counting, Ranged, compiled
 
@@ -92,10 +92,10 @@ def test_a_size_of_one_is_not_a_symbol():
 
 
 def _as_one(size: Any) -> Any:
-    from dynamo_backends.graph.sizes import Size
+    from dynamo_backends.graph.symbolic_sizes import SizeWithExpression
 
-    if isinstance(size, Size) and size == 3:
-        return Size(1, size.expression, 0, None)
+    if isinstance(size, SizeWithExpression) and size == 3:
+        return SizeWithExpression(1, size.expression, 0, None)
     return size
 
 

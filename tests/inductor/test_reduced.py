@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynamo_backends.autotune.verify import autocast_bfloat16
+from dynamo_backends.autotune.verification import autocast_bfloat16
 from dynamo_backends.inductor.reduced import compute_in_bfloat16
 from dynamo_backends.kernels.patterns import skip_bfloat16_cast
 from dynamo_backends.verify.comparator import relative_error

@@ -12,7 +12,7 @@ import dynamo_backends
 from dynamo_backends.aot.step.program.backends import StepBackend
 from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.random_draws import is_random
 from dynamo_backends.inductor import steps
 from dynamo_backends.inductor.decompositions import decompositions
 from dynamo_backends.inductor.phases import Stage, cut, separate

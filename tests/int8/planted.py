@@ -18,7 +18,7 @@ from dynamo_backends.int8.options import Int8Options
 from dynamo_backends.interface.backend import Availability, Backend
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.interface.plan import SUPPORTED, Support
-from dynamo_backends.runtime.prepared_executables import LiveExecutable
+from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable
 
 aten = torch.ops.aten
 
@@ -78,7 +78,7 @@ class Planted(Backend):
     def compile(self, graph: Graph, options: PlantedOptions) -> Any:
         if options.is_int8:
             return _Executable(graph, self.fault)
-        return LiveExecutable(graph, lambda *values: graph.module(*values))
+        return UnfrozenExecutable(graph, lambda *values: graph.module(*values))
 
 
 def planted(fault: str) -> type[Planted]:

@@ -121,7 +121,9 @@ def test_a_model_that_updates_its_state_runs_in_eager(monkeypatch: pytest.Monkey
 def test_without_the_quantizer_it_is_said_what_to_install(
     backend: str, precision: str, package: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(options, "missing", lambda wanted: f"{', '.join(wanted)} is not installed")
+    monkeypatch.setattr(
+        options, "describe_missing", lambda wanted: f"{', '.join(wanted)} is not installed"
+    )
     given = {**GIVEN, "precision": precision}
     said = f"{package} is not installed; run: pip install 'dynamo-backends\\[int8\\]'"
     with torch.no_grad(), pytest.raises(BackendUnavailableError, match=said):
@@ -152,7 +154,7 @@ def test_the_same_batches_and_bounds_give_the_same_compiler_and_others_do_not():
 def test_processors_without_vnni_saturate(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(options.platform, "machine", lambda: "x86_64")
     for sets, saturates in ((("avx2", "fma"), True), (("avx2", "avx_vnni"), False), ((), True)):
-        monkeypatch.setattr(options, "instruction_sets", lambda sets=sets: sets)
+        monkeypatch.setattr(options, "cpu_flags", lambda sets=sets: sets)
         assert options.saturates() is saturates
     monkeypatch.setattr(options.platform, "machine", lambda: "aarch64")
     assert not options.saturates()

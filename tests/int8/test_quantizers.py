@@ -119,8 +119,10 @@ def test_the_first_products_stay_in_float(backend: str, monkeypatch: pytest.Monk
     module = importlib.import_module(
         f"dynamo_backends.{'ort' if backend == 'onnxrt' else 'openvino'}.quantized"
     )
-    original, made = module.quantized, []
-    monkeypatch.setattr(module, "quantized", lambda *args: made.append(original(*args)) or made[-1])
+    original, made = module.quantize_model, []
+    monkeypatch.setattr(
+        module, "quantize_model", lambda *args: made.append(original(*args)) or made[-1]
+    )
     monkeypatch.setattr("dynamo_backends.int8.proven.IN_FLOAT", (0.4,))
     _, report = compiled(Images().eval(), images, backend, precision="int8")
     assert (report.events, report.in_float) == ([], 0.4)
@@ -199,7 +201,7 @@ def spoilt(what: str) -> Callable[..., bytes]:
     """A quantizer of ONNX Runtime's whose scales, or zero points of activations, are wrong."""
     from dynamo_backends.ort import quantized as module
 
-    original = module.quantized
+    original = module.quantize_model
 
     def quantize(*args: Any) -> bytes:
         model = onnx.load_model_from_string(original(*args))
@@ -231,7 +233,7 @@ def test_weights_have_seven_bits_where_sums_saturate(
 ):
     from dynamo_backends.ort import quantized as module
 
-    original, found = module.quantized, []
+    original, found = module.quantize_model, []
 
     def kept(*args: Any) -> bytes:
         made = original(*args)
@@ -242,7 +244,7 @@ def test_weights_have_seven_bits_where_sums_saturate(
         )
         return made
 
-    monkeypatch.setattr(module, "quantized", kept)
+    monkeypatch.setattr(module, "quantize_model", kept)
     monkeypatch.setattr(module, "saturates", lambda: saturates)
     compiled(Mixed().eval(), rows, "onnxrt", precision=precision)
     assert len(found) == 2

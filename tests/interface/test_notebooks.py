@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import dynamo_backends
-from dynamo_backends.autotune.decisions import Decisions
+from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.bench.comparison import compare_runs
 from tests.bench.made_up import passing, run_of
 
@@ -51,7 +51,7 @@ def test_a_graphs_report_and_its_decision() -> None:
     assert ["candidate", "compile s", "ms", "× eager", "why not"] in rows
     assert {"ts_trace", "eager"} <= {row[0] for row in rows}
     assert not any(value in ("", "()", "[]", "{}") for _, value in (r for r in rows if len(r) == 2))
-    (decision,) = Decisions().all()
+    (decision,) = DecisionStore().all()
     rows = Table(decision._repr_html_()).rows
     assert ["winner", decision.winner] in rows
     assert ["inputs", "float32[3, 8]"] in rows

@@ -5,7 +5,7 @@ import torch
 from torch import fx
 
 from dynamo_backends import OptionError
-from dynamo_backends.interface.operator_names import check_names, is_named
+from dynamo_backends.interface.operator_names import check_operator_names, matches_operator_name
 from tests.test_errors import unheard_of
 
 aten = torch.ops.aten
@@ -41,14 +41,14 @@ def call(target: object, function: object = None, original: object = None) -> fx
     ],
 )
 def test_which_calls_a_name_means(name: str, node: fx.Node, named: bool):
-    assert is_named(node, (name,)) is named
-    assert not is_named(node, ())
+    assert matches_operator_name(node, (name,)) is named
+    assert not matches_operator_name(node, ())
 
 
 def test_operators_of_other_libraries_need_their_namespace():
     node = call(torch.ops.dynamo_backends_tests.unheard_of.default)
     assert unheard_of is not None
-    check_names(("dynamo_backends_tests.unheard_of",), "keep_in_eager", "openxla")
-    assert is_named(node, ("dynamo_backends_tests.unheard_of",))
+    check_operator_names(("dynamo_backends_tests.unheard_of",), "keep_in_eager", "openxla")
+    assert matches_operator_name(node, ("dynamo_backends_tests.unheard_of",))
     with pytest.raises(OptionError, match="does not exist, 'unheard_of'"):
-        check_names(("unheard_of",), "keep_in_eager", "openxla")
+        check_operator_names(("unheard_of",), "keep_in_eager", "openxla")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.interface.publishing import trace
-from dynamo_backends.interface.report import CandidateReport, GraphReport, apart
+from dynamo_backends.interface.publishing import log_structured_trace
+from dynamo_backends.interface.report import CandidateReport, GraphReport, isolate_trial_reports
 from tests.bench.programs import ROOT
 
 PROGRAM = """
@@ -91,7 +91,7 @@ def test_errors_that_are_no_numbers_are_told_as_words(monkeypatch: pytest.Monkey
         lambda _name, payload, _id: payloads.append(payload),
     )
     wrong = CandidateReport("openxla", "wrong", error=math.inf), CandidateReport("ov", error=0.5)
-    trace(GraphReport("autotune", "inference", candidates=wrong), "autotune")
+    log_structured_trace(GraphReport("autotune", "inference", candidates=wrong), "autotune")
     told = json.loads(json.dumps(payloads[0](), allow_nan=False))
     assert [c["error"] for c in told["candidates"]] == ["Infinity", 0.5]
 
@@ -101,8 +101,8 @@ def test_nothing_is_told_of_graphs_on_trial(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         "dynamo_backends._torch_private.trace_artifact", lambda name, *_: names.append(name)
     )
-    with apart():
-        trace(GraphReport("openxla", "inference"), "graph")
+    with isolate_trial_reports():
+        log_structured_trace(GraphReport("openxla", "inference"), "graph")
     assert names == []
-    trace(GraphReport("openxla", "inference"), "graph")
+    log_structured_trace(GraphReport("openxla", "inference"), "graph")
     assert names == ["dynamo_backends_graph"]

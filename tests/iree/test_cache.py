@@ -10,7 +10,7 @@ import dynamo_backends
 from dynamo_backends import CompileError, GraphReport
 from dynamo_backends.interface import protocols
 from dynamo_backends.iree.lowering import ENTRY
-from dynamo_backends.runtime.processor import processor
+from dynamo_backends.runtime.cpu_info import cpu_cache_key
 
 
 def net() -> nn.Module:
@@ -62,4 +62,4 @@ def test_the_key_has_versions_and_processor():
     assert key is not None
     for package in ("iree-base-compiler", "iree-base-runtime"):
         assert version(package) in key
-    assert processor() in key
+    assert cpu_cache_key() in key

@@ -19,7 +19,7 @@ def test_both_packages_are_missing():
 
 
 def test_one_package_is_missing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packages, "is_there", lambda name: name == "iree.compiler")
+    monkeypatch.setattr(packages, "is_module_installed", lambda name: name == "iree.compiler")
     available = dynamo_backends.get_backend("iree").availability()
     assert not available.usable
     assert available.reason == "iree-base-runtime is not installed"

@@ -17,7 +17,7 @@ from dynamo_backends.iree.compiler import (
     compile_program,
     plain_message,
 )
-from dynamo_backends.runtime.verdicts import Verdicts
+from dynamo_backends.runtime.verdicts import VerdictStore
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def refusals(fn: Callable[..., Any], *inputs: Tensor) -> str:
 
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("iree", (), shipped=False))
+    monkeypatch.setattr(trial, "_verdicts", VerdictStore("iree", (), shipped=False))
 
 
 def test_every_refusal_has_its_reason():

@@ -161,12 +161,12 @@ def test_vectors_are_found_without_compiling(monkeypatch: pytest.MonkeyPatch):
     found: list[Any] = []
     seen = lambda: found.append(config.cpp.vec_isa_ok)  # noqa: E731
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", seen)
-    private.find_vectors()
+    private.preset_vector_isa()
     assert found == [True]
     assert config.cpp.vec_isa_ok is None, "as before"
     with config.patch({"cpp.vec_isa_ok": False}):
-        private.find_vectors()
+        private.preset_vector_isa()
     assert found == [True], "whoever sets it is heard"
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    private.find_vectors()
+    private.preset_vector_isa()
     assert found == [True], "torch has no such functions"

@@ -66,7 +66,7 @@ def test_a_second_process_finds_the_choice_on_disk(
     assert ask() == "fast"
     assert len(races) == 1
     begin_a_process(monkeypatch)
-    monkeypatch.setattr(measured, "processor_name", lambda: "another one")
+    monkeypatch.setattr(measured, "cpu_name", lambda: "another one")
     ask()
     assert len(races) == 2
 

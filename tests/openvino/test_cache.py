@@ -7,9 +7,9 @@ from torch import nn
 import dynamo_backends
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.openvino.compiler import compile_graph, load
+from dynamo_backends.openvino.compiler import compile_graph, load_executable
+from dynamo_backends.openvino.core_api import CompileSettings
 from dynamo_backends.openvino.runtime import OpenVinoExecutable
-from dynamo_backends.openvino.session import Settings
 from tests.backend_checks import mlp
 
 
@@ -41,16 +41,16 @@ def lowered(model: nn.Module, x: torch.Tensor) -> tuple[Graph, dict[str, bytes]]
     with torch.no_grad(), dynamo_backends.record() as reports:
         torch.compile(model, backend="ov", options={"cache": False})(x)
     graph = reports[0].executable._graph
-    return graph, compile_graph(graph, Settings()).dump()
+    return graph, compile_graph(graph, CompileSettings()).dump()
 
 
 @pytest.mark.parametrize("model", [mlp(), nn.Sequential(nn.Sigmoid(), nn.Tanh(), nn.Softmax(-1))])
 def test_damaged_parts_are_refused(model: nn.Module):
     graph, parts = lowered(model, torch.randn(4, 6))
-    assert isinstance(load(parts, graph, Settings()), OpenVinoExecutable)
+    assert isinstance(load_executable(parts, graph, CompileSettings()), OpenVinoExecutable)
     for name in parts:
         if name == "constants":
             continue
         for damaged in ({**parts, name: parts[name][: len(parts[name]) // 2]}, {}):
             with pytest.raises(CompileError, match="the cached OpenVINO model cannot be used"):
-                load(damaged, graph, Settings())
+                load_executable(damaged, graph, CompileSettings())

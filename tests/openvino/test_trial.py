@@ -12,8 +12,8 @@ from dynamo_backends import CompileError, FallbackRefusedError, LoweringError
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.openvino import exclusions, trial
 from dynamo_backends.openvino.compiler import compile_graph
-from dynamo_backends.openvino.session import Settings
-from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.openvino.core_api import CompileSettings
+from dynamo_backends.runtime.verdicts import TrialVerdict, VerdictStore
 
 
 def refusals(fn: Callable[..., Tensor], *inputs: Tensor) -> str:
@@ -74,7 +74,7 @@ def test_an_answer_is_remembered_whatever_the_sizes_are(monkeypatch: pytest.Monk
 
 
 def test_every_operator_that_is_taken_whole_exists():
-    assert len(exclusions.whole_operators()) == len(exclusions.WHOLE)
+    assert len(exclusions.undecomposed_operators()) == len(exclusions.WHOLE)
 
 
 def gradients(fn: Callable[..., Tensor], *inputs: Tensor) -> dynamo_backends.GraphReport:
@@ -102,8 +102,8 @@ def test_what_it_cannot_take_whole_is_decomposed():
 
 def test_a_late_failure_names_its_node(monkeypatch: pytest.MonkeyPatch):
     """A call that a trial let pass by mistake."""
-    monkeypatch.setattr(trial, "_try", lambda node, settings, known: Verdict())
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("ov", (), shipped=False))
+    monkeypatch.setattr(trial, "_try", lambda node, settings, known: TrialVerdict())
+    monkeypatch.setattr(trial, "_verdicts", VerdictStore("ov", (), shipped=False))
 
     def fn(x: Tensor) -> Tensor:
         return torch.lgamma(x.sigmoid()).tanh()
@@ -125,7 +125,7 @@ def test_a_lowering_error_is_raised_for_the_one_call_at_fault():
         torch.compile(fn, backend="ov")(torch.rand(4))
     graph: Graph = reports[0].executable._graph
     with pytest.raises((LoweringError, CompileError)) as info:
-        compile_graph(graph, Settings())
+        compile_graph(graph, CompileSettings())
     assert isinstance(info.value, LoweringError)
     assert info.value.node_name in {n.name for n in graph.calls if "digamma" in str(n.target)}
 

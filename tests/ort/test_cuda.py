@@ -13,17 +13,17 @@ import dynamo_backends
 from dynamo_backends import DeviceError, OptionError
 from dynamo_backends.cudagraphs import device
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.graph.precision import Tf32, allowed_tf32
+from dynamo_backends.graph.precision import Tf32Settings, read_tf32_settings
 from dynamo_backends.ort import backend as ort_backend
 from dynamo_backends.ort import cuda, session
 from dynamo_backends.ort.backend import OnnxRuntimeCUDA, OrtOptions, _of_trials, _settings
 from dynamo_backends.ort.compiler import compile_graph
 from dynamo_backends.ort.session import SessionSettings, run_options
-from dynamo_backends.runtime.verdicts import Verdict
+from dynamo_backends.runtime.verdicts import TrialVerdict
 from tests import refusals
 from tests.cudagraphs.double import DoubleCuda
 
-FLOAT32, BOTH = Tf32(False, True), Tf32(True, True)
+FLOAT32, BOTH = Tf32Settings(False, True), Tf32Settings(True, True)
 
 
 @pytest.fixture
@@ -45,23 +45,23 @@ def allow_tf32_in_convolutions(allowed: bool) -> None:
 def test_tf32_follows_torch(torchs_precision: None, products: str, convolutions: bool):
     torch.set_float32_matmul_precision(products)
     allow_tf32_in_convolutions(convolutions)
-    found = allowed_tf32()
-    assert found == Tf32(products != "highest", convolutions)
-    entries = cuda.cuda_entries(0, found, search=False, graphs=False)
+    found = read_tf32_settings()
+    assert found == Tf32Settings(products != "highest", convolutions)
+    entries = cuda.cuda_provider_options(0, found, search=False, graphs=False)
     assert entries["use_tf32"] == str(int(products == "high" and convolutions))
 
 
 def test_options_of_the_cuda_provider():
-    assert cuda.cuda_entries(1, FLOAT32, search=True, graphs=True) == {
+    assert cuda.cuda_provider_options(1, FLOAT32, search=True, graphs=True) == {
         "device_id": "1",
         "use_tf32": "0",
         "cudnn_conv_algo_search": "EXHAUSTIVE",
         "arena_extend_strategy": "kSameAsRequested",
         "enable_cuda_graph": "1",
     }
-    first = cuda.cuda_entries(0, BOTH, search=False, graphs=False)
+    first = cuda.cuda_provider_options(0, BOTH, search=False, graphs=False)
     assert not {"enable_cuda_graph", "device_id"} & first.keys()
-    assert cuda.tensorrt_entries(1, None, graphs=False) == {"device_id": "1"}
+    assert cuda.tensorrt_provider_options(1, None, graphs=False) == {"device_id": "1"}
 
 
 def cuda_settings(**options: Any) -> SessionSettings:
@@ -91,7 +91,7 @@ def test_a_trial_refuses_the_host_and_records_nothing():
 
     def verdict(node: Any, compile_node: Any, settings: SessionSettings, keep: bool) -> Any:
         seen.append(settings)
-        return Verdict()
+        return TrialVerdict()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dynamo_backends.ort.trial.verdict", verdict)
@@ -109,9 +109,9 @@ def test_a_session_is_given_a_stream_that_is_not_the_default_one(monkeypatch: py
     double.side_stream(0).cuda_stream = 4711  # type: ignore[attr-defined]
     monkeypatch.setattr(device, "_driver", double)
     for name in (cuda.CUDA, cuda.TENSORRT):
-        given = cuda.with_stream(name, {"use_tf32": "0"}, ("cuda", 0))
+        given = cuda.add_stream_option(name, {"use_tf32": "0"}, ("cuda", 0))
         assert given == {"use_tf32": "0", "user_compute_stream": "4711"}
-    assert cuda.with_stream(cuda.CPU, {}, ("cuda", 0)) == {}
+    assert cuda.add_stream_option(cuda.CPU, {}, ("cuda", 0)) == {}
 
 
 def test_runs_are_ordered_with_torchs_stream(monkeypatch: pytest.MonkeyPatch):
@@ -200,14 +200,14 @@ def test_tensorrts_provider_needs_its_wheel_and_torchs_leave_for_tf32(
     with pytest.raises(
         DeviceError, match="does not have this provider; run: pip uninstall onnxruntime"
     ):
-        OnnxRuntimeCUDA().prepare(graph, options)
+        OnnxRuntimeCUDA().check_graph(graph, options)
     everything = [cuda.TENSORRT, cuda.CUDA, cuda.CPU]
     monkeypatch.setattr(session, "available_providers", lambda: everything)
     torch.set_float32_matmul_precision("highest")
     with pytest.raises(OptionError, match=r"Call torch.set_float32_matmul_precision\('high'\)"):
-        OnnxRuntimeCUDA().prepare(graph, options)
+        OnnxRuntimeCUDA().check_graph(graph, options)
     torch.set_float32_matmul_precision("high")
-    OnnxRuntimeCUDA().prepare(graph, options)
+    OnnxRuntimeCUDA().check_graph(graph, options)
 
 
 @pytest.mark.skipif(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dynamo_backends._torch_private import OpOverload
-from dynamo_backends.graph.decompositions import every_rule
+from dynamo_backends.graph.decomposition_tables import all_decomposition_rules
 from dynamo_backends.onnx import exporter_lowerings
 
 
@@ -19,16 +19,18 @@ def _not_known() -> Iterator[None]:
 
 
 def test_they_are_those_of_the_exporters_registry():
-    table = exporter_lowerings.registry()
+    table = exporter_lowerings.exporter_registry()
     overloads = {getattr(packet, name) for packet in map(_packet, dir(torch.ops.aten)) if packet
                  for name in packet.overloads()}  # fmt: skip
-    overloads |= {op for op in every_rule() if isinstance(op, OpOverload)}
+    overloads |= {op for op in all_decomposition_rules() if isinstance(op, OpOverload)}
     differ = [
-        op for op in overloads if exporter_lowerings.is_registered(op) != table.is_registered(op)
+        op
+        for op in overloads
+        if exporter_lowerings.has_exporter_lowering(op) != table.is_registered(op)
     ]
     assert len(overloads) > 1000
     assert differ == []
-    assert exporter_lowerings.is_registered(operator.add)
+    assert exporter_lowerings.has_exporter_lowering(operator.add)
     assert torch.ops.aten.cos.default in exporter_lowerings.registered_overloads()
 
 
@@ -40,10 +42,12 @@ def _packet(name: str) -> torch._ops.OpOverloadPacket | None:
 def test_a_second_process_does_not_load_the_lowerings(monkeypatch: pytest.MonkeyPatch):
     first = exporter_lowerings.registered_overloads()
     exporter_lowerings._names.cache_clear()
-    monkeypatch.setattr(exporter_lowerings, "registry", lambda: pytest.fail("lowerings are loaded"))
+    monkeypatch.setattr(
+        exporter_lowerings, "exporter_registry", lambda: pytest.fail("lowerings are loaded")
+    )
     assert exporter_lowerings.registered_overloads() == first
-    assert exporter_lowerings.is_registered(torch.ops.aten.cos.default)
-    assert not exporter_lowerings.is_registered(torch.ops.aten.linalg_eig.default)
+    assert exporter_lowerings.has_exporter_lowering(torch.ops.aten.cos.default)
+    assert not exporter_lowerings.has_exporter_lowering(torch.ops.aten.linalg_eig.default)
 
 
 def test_operators_that_are_not_registered_here_are_left_out(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ import dynamo_backends
 from dynamo_backends import Support
 from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.ort import trial
-from dynamo_backends.runtime.verdicts import Verdicts
+from dynamo_backends.runtime.verdicts import VerdictStore
 from tests.checking import check
 
 aten = torch.ops.aten
@@ -138,10 +138,10 @@ def test_float64_keeps_its_digits():
 
 
 def test_a_wrong_lowering_is_noticed(monkeypatch: pytest.MonkeyPatch):
-    (meta,) = exporter_lowerings.registry().get_decomps(aten.cos.default)
-    (other,) = exporter_lowerings.registry().get_decomps(aten.sin.default)
+    (meta,) = exporter_lowerings.exporter_registry().get_decomps(aten.cos.default)
+    (other,) = exporter_lowerings.exporter_registry().get_decomps(aten.sin.default)
     monkeypatch.setattr(meta, "onnx_function", other.onnx_function)
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("onnxrt", (), shipped=False))
+    monkeypatch.setattr(trial, "_verdicts", VerdictStore("onnxrt", (), shipped=False))
     monkeypatch.setattr(trial, "has_decomposition", lambda op: False)
     found = reasons(lambda x: x.cos(), torch.randn(30))
     assert "in a trial ONNX Runtime's output 0 " in found["aten.cos.default"]
@@ -150,7 +150,7 @@ def test_a_wrong_lowering_is_noticed(monkeypatch: pytest.MonkeyPatch):
 def test_what_has_no_lowering_is_taken_apart():
     node = _node(aten.hardswish_backward.default, torch.randn(8), torch.randn(8))
     backend: Any = dynamo_backends.get_backend("onnxrt")
-    assert not exporter_lowerings.is_registered(aten.hardswish_backward.default)
+    assert not exporter_lowerings.has_exporter_lowering(aten.hardswish_backward.default)
     assert backend.supports(node, backend.Options()) == Support(True, decomposed=True)
     x = torch.randn(40, requires_grad=True)
     y = torch.compile(torch.nn.functional.hardswish, backend="onnxrt")(x)

@@ -22,7 +22,7 @@ from dynamo_backends import PackageError, SaveError
 from dynamo_backends.cli.main import main
 from dynamo_backends.inductor import libraries
 from dynamo_backends.package.linked import difference_from_eager
-from dynamo_backends.runtime import processor
+from dynamo_backends.runtime import cpu_info as processor
 from tests.bench.programs import ROOT
 from tests.package.trained_steps import Training, go_on, simple, update
 

@@ -25,7 +25,7 @@ class Resting(Ranged):
 
         return call, copied
 
-    def rest(self) -> None:
+    def release_memory(self) -> None:
         events.append("rests")
 
 

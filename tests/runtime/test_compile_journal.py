@@ -14,7 +14,7 @@ from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import compiler_process
-from dynamo_backends.runtime.compile_journal import ENDED, CompileJournal, Outcome
+from dynamo_backends.runtime.compile_journal import ENDED, CompileJournalEntry, CompileOutcome
 
 _CRASHES = """
 import os, signal, torch, dynamo_backends
@@ -54,30 +54,30 @@ def test_the_process_after_a_crash_runs_in_eager(folder):
 
 
 def test_entries_of_living_processes_say_nothing(folder):
-    journal = CompileJournal("a block")
-    assert journal.outcome is Outcome.UNKNOWN
-    with journal.running():
-        assert journal.outcome is Outcome.UNKNOWN
+    journal = CompileJournalEntry("a block")
+    assert journal.outcome is CompileOutcome.UNKNOWN
+    with journal.note_running():
+        assert journal.outcome is CompileOutcome.UNKNOWN
     child = os.fork()
     if child == 0:
-        entered = journal.running()  # collected, it would be left
+        entered = journal.note_running()  # collected, it would be left
         entered.__enter__()
         os._exit(0)
     os.waitpid(child, 0)
-    assert journal.outcome is Outcome.INTERRUPTED
+    assert journal.outcome is CompileOutcome.INTERRUPTED
     journal.note_crash()
-    assert CompileJournal("a block").outcome is Outcome.CRASHED
-    assert CompileJournal("another").outcome is Outcome.UNKNOWN
+    assert CompileJournalEntry("a block").outcome is CompileOutcome.CRASHED
+    assert CompileJournalEntry("another").outcome is CompileOutcome.UNKNOWN
     journal.clear()
-    assert journal.outcome is Outcome.UNKNOWN
+    assert journal.outcome is CompileOutcome.UNKNOWN
 
 
 @pytest.mark.parametrize("crashes", [False, True])
 def test_what_ended_a_process_is_compiled_in_another(folder, monkeypatch, crashes):
     backend, options = get_backend("openxla"), Options()
-    journal = CompileJournal(f"openxla {backend.versions()} mark")
-    journal._put(Outcome.INTERRUPTED, [os.getpid(), "never"])
-    assert journal.outcome is Outcome.INTERRUPTED
+    journal = CompileJournalEntry(f"openxla {backend.versions()} mark")
+    journal._put(CompileOutcome.INTERRUPTED, [os.getpid(), "never"])
+    assert journal.outcome is CompileOutcome.INTERRUPTED
 
     def compiled(*_):
         if crashes:
@@ -87,14 +87,14 @@ def test_what_ended_a_process_is_compiled_in_another(folder, monkeypatch, crashe
     def fails():
         raise AssertionError("it is not compiled in this process")
 
-    monkeypatch.setattr(compiler_process, "compiled", compiled)
+    monkeypatch.setattr(compiler_process, "compile_in_subprocess", compiled)
     graph = Graph(torch.fx.symbolic_trace(lambda x: x), "inference", ())
     arguments = (backend, options, Plan(), graph, "mark", fails, {})
     if crashes:
         for _ in range(2):
             with pytest.raises(CompileError, match=ENDED):
-                compiler_process.journaled(*arguments)
-        assert journal.outcome is Outcome.CRASHED
+                compiler_process.compile_with_crash_journal(*arguments)
+        assert journal.outcome is CompileOutcome.CRASHED
     else:
-        assert compiler_process.journaled(*arguments) == "executable"
-        assert journal.outcome is Outcome.UNKNOWN
+        assert compiler_process.compile_with_crash_journal(*arguments) == "executable"
+        assert journal.outcome is CompileOutcome.UNKNOWN

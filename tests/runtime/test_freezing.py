@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamo_backends
-from dynamo_backends.runtime.weight_binding import Snapshot, _samples, bits_of
+from dynamo_backends.runtime.weight_binding import WeightSnapshot, _samples, value_bits
 
 
 def net() -> nn.Module:
@@ -49,7 +49,7 @@ def test_a_deleted_models_weights_are_released():
 
 def test_only_copied_weights_are_watched_for_their_contents():
     a, b = torch.randn(10), torch.randn(10)
-    snapshot = Snapshot([a, b], copied=[1], policy="probe")
+    snapshot = WeightSnapshot([a, b], copied=[1], policy="probe")
     a.data.add_(1)
     assert snapshot.is_current([a, b])
     b.data.add_(1)
@@ -68,7 +68,7 @@ def test_only_copied_weights_are_watched_for_their_contents():
 @pytest.mark.parametrize("policy", ["probe", "strict"])
 def test_snapshots_of_unusual_weights(weight: Tensor, policy: Any):
     weight = weight.clone(memory_format=torch.preserve_format)
-    snapshot = Snapshot([weight], [0], policy)
+    snapshot = WeightSnapshot([weight], [0], policy)
     assert snapshot.is_current([weight])
     if weight.numel():
         weight.data.copy_(torch.ones_like(weight) * 3 if weight.dtype != torch.bool else ~weight)
@@ -79,7 +79,7 @@ def test_snapshots_of_unusual_weights(weight: Tensor, policy: Any):
 def test_writes_to_the_memory_of_lazy_weights_are_seen(policy: Any):
     memory = torch.randn(100, dtype=torch.complex64)
     for weight in (memory.conj(), memory.conj().imag, memory.conj()._neg_view()):
-        snapshot = Snapshot([weight], [0], policy)
+        snapshot = WeightSnapshot([weight], [0], policy)
         assert snapshot.is_current([weight])
         memory.data.add_(1 + 1j)
         assert not snapshot.is_current([weight])
@@ -87,16 +87,16 @@ def test_writes_to_the_memory_of_lazy_weights_are_seen(policy: Any):
 
 def test_bits_are_those_of_the_values():
     number = torch.complex(torch.ones(3), torch.ones(3))
-    assert torch.equal(bits_of(number.conj().imag), bits_of(-torch.ones(3)))
+    assert torch.equal(value_bits(number.conj().imag), value_bits(-torch.ones(3)))
     assert torch.equal(
-        bits_of(number.conj()), bits_of(torch.complex(torch.ones(3), -torch.ones(3)))
+        value_bits(number.conj()), value_bits(torch.complex(torch.ones(3), -torch.ones(3)))
     )
 
 
 def test_inference_tensors_have_no_version_and_are_watched_by_contents():
     with torch.inference_mode():
         weight = torch.randn(5)
-        snapshot = Snapshot([weight], [0], "probe")
+        snapshot = WeightSnapshot([weight], [0], "probe")
         assert snapshot.is_current([weight])
         weight.mul_(2)
         assert not snapshot.is_current([weight])
@@ -105,14 +105,14 @@ def test_inference_tensors_have_no_version_and_are_watched_by_contents():
 def test_scaling_a_pruned_weight_is_seen():
     weight = torch.zeros(100, 100)
     weight[60:75] = 1
-    snapshot = Snapshot([weight], [0], "probe")
+    snapshot = WeightSnapshot([weight], [0], "probe")
     weight.data.mul_(2)
     assert not snapshot.is_current([weight])
 
 
 def test_the_probe_cannot_see_one_element_through_an_alias_and_strict_can():
     weight = torch.randn(1000, 1000)
-    probe, strict = Snapshot([weight], [0], "probe"), Snapshot([weight], [0], "strict")
+    probe, strict = WeightSnapshot([weight], [0], "probe"), WeightSnapshot([weight], [0], "strict")
     weight.detach().numpy()[777, 333] += 1
     assert probe.is_current([weight])
     assert not strict.is_current([weight])
@@ -121,7 +121,7 @@ def test_the_probe_cannot_see_one_element_through_an_alias_and_strict_can():
 def test_an_optimizers_step_concerns_the_weights_that_share_its_storages():
     base, other = torch.randn(10), torch.randn(10)
     weight = base[2:5]
-    snapshots = [Snapshot([weight], [0], "strict"), Snapshot([other], [0], "strict")]
+    snapshots = [WeightSnapshot([weight], [0], "strict"), WeightSnapshot([other], [0], "strict")]
     parameter = nn.Parameter(base)
     parameter.grad = torch.zeros(10)
     torch.optim.SGD([parameter], lr=0.1, fused=True).step()
@@ -140,7 +140,7 @@ def test_each_element_of_small_weights_is_watched_wherever_they_lie(
     memory = torch.ones(offset + count, dtype=dtype)
     others = [torch.ones(5, dtype=dtype), torch.ones(0, dtype=dtype)]
     weights = [others[0], memory[offset:], others[1]]
-    snapshot = Snapshot(weights, range(3), "probe")
+    snapshot = WeightSnapshot(weights, range(3), "probe")
     bits = memory.view(torch.uint8).numpy()
     for place in range(offset * dtype.itemsize, len(bits)):
         assert snapshot.is_current(weights)
@@ -162,6 +162,6 @@ def test_runs_of_large_weights_are_whole_lines_where_they_can_be(dtype: torch.dt
     assert all(
         weight.data_ptr() <= n <= end - run.nbytes for n, run in zip(starts, runs, strict=True)
     )
-    snapshot = Snapshot([weight], [0], "probe")
+    snapshot = WeightSnapshot([weight], [0], "probe")
     weight.numpy()[:] += 1
     assert not snapshot.is_current([weight])

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dynamo_backends.runtime import pace, pace_check
-from dynamo_backends.runtime.pace import FIRST_SHARE, SHARE, Pace, Verdict
+from dynamo_backends.runtime import speed_check as pace_check
+from dynamo_backends.runtime import speed_timing as pace
+from dynamo_backends.runtime.speed_timing import FIRST_SHARE, SHARE, SpeedMeasurements, SpeedVerdict
 
 Noise = Callable[[str, float], tuple[float, bool]]
 """From who runs, and how long on a quiet machine, to the time it takes and whether that counts."""
@@ -70,19 +71,19 @@ def preempted(rng: random.Random) -> Noise:
 
 def run(
     factor: float, own: float, noise: Noise, first_s: float, calls: int, busy: bool = False
-) -> tuple[Verdict | None, int, Pace]:
+) -> tuple[SpeedVerdict | None, int, SpeedMeasurements]:
     """Calls code that takes `own` seconds, `factor` times eager's; returns the verdict and when."""
-    measured = Pace(first_s)
+    measured = SpeedMeasurements(first_s)
     for call in range(1, calls + 1):
-        runs, eager = measured.runs_due("sizes"), (0.0, False)
-        again = runs and measured.is_repeated("sizes")
+        runs, eager = measured.eager_runs_due("sizes"), (0.0, False)
+        again = runs and measured.should_repeat_compiled("sizes")
         for _ in range(runs):
             eager = noise("eager", own / factor)
             measured.spent += eager[0]
         if again:
             repeated = noise("own", own)
             measured.spent += repeated[0]
-            measured.note_again("sizes", *repeated)
+            measured.note_repeat("sizes", *repeated)
         measured.note_call("sizes", *noise("own", own))
         if runs:
             measured.note_eager("sizes", *eager)
@@ -142,7 +143,7 @@ def test_runs_besides_the_calls_stay_within_their_budget(factor: float, own: flo
 def test_code_that_is_much_slower_than_eager_is_found_at_once():
     exact: Noise = lambda who, seconds: (seconds, True)  # noqa: E731
     verdict, calls, _ = run(100, 0.05, exact, 1.0, 100)
-    assert verdict == Verdict("slower", 0.05, pytest.approx(0.0005))
+    assert verdict == SpeedVerdict("slower", 0.05, pytest.approx(0.0005))
     assert calls <= 10
     verdict, calls, _ = run(100, 0.05, exact, 0.0, 200)
     assert verdict is not None
@@ -150,24 +151,24 @@ def test_code_that_is_much_slower_than_eager_is_found_at_once():
 
 
 def test_runs_that_were_disturbed_say_how_long_it_takes_at_most():
-    measured = Pace(1.0)
+    measured = SpeedMeasurements(1.0)
     for _ in range(3):
         for _ in range(9):
             measured.note_call("sizes", 0.01, True)
         measured.note_eager("sizes", 0.002, False)
-    assert measured.verdict(lambda: False) == Verdict("slower", 0.01, 0.002)
-    other = Pace(1.0)
+    assert measured.verdict(lambda: False) == SpeedVerdict("slower", 0.01, 0.002)
+    other = SpeedMeasurements(1.0)
     for _ in range(3):
         for _ in range(9):
             other.note_call("sizes", 0.01, False)
         other.note_eager("sizes", 0.02, False)
     assert other.verdict(lambda: False) is None, "neither is known well"
-    assert other.runs_due("sizes") == 0, "no call counted"
+    assert other.eager_runs_due("sizes") == 0, "no call counted"
 
 
 def test_what_was_found_while_others_ran_is_not_for_other_processes():
-    def verdict_of(own: float, bursts: int) -> Verdict | None:
-        measured = Pace(1.0)
+    def verdict_of(own: float, bursts: int) -> SpeedVerdict | None:
+        measured = SpeedMeasurements(1.0)
         for _ in range(bursts):
             measured.note_call("sizes", own, True)
             measured.note_eager("sizes", 1.0, True)
@@ -175,32 +176,32 @@ def test_what_was_found_while_others_ran_is_not_for_other_processes():
 
     assert verdict_of(9.0, 3) is None
     assert verdict_of(3.0, 11) is None
-    assert verdict_of(9.0, 4) == Verdict("slower", 9.0, 1.0, pace.OTHERS)
+    assert verdict_of(9.0, 4) == SpeedVerdict("slower", 9.0, 1.0, pace.OTHERS)
     assert verdict_of(0.3, 11) is None
-    assert verdict_of(0.3, 12) == Verdict("fast enough", 0.3, 1.0, pace.OTHERS)
-    pace_check.remember("key", Verdict("slower", 9.0, 1.0, pace.OTHERS))
-    assert pace_check.recall("key") is None
-    pace_check.remember("key", Verdict("slower", 9.0, 1.0))
-    assert pace_check.recall("key") == Verdict("slower", 9.0, 1.0)
+    assert verdict_of(0.3, 12) == SpeedVerdict("fast enough", 0.3, 1.0, pace.OTHERS)
+    pace_check.store_speed_verdict("key", SpeedVerdict("slower", 9.0, 1.0, pace.OTHERS))
+    assert pace_check.load_speed_verdict("key") is None
+    pace_check.store_speed_verdict("key", SpeedVerdict("slower", 9.0, 1.0))
+    assert pace_check.load_speed_verdict("key") == SpeedVerdict("slower", 9.0, 1.0)
 
 
 def test_one_burst_that_says_otherwise_delays_the_verdict():
-    measured = Pace(1.0)
+    measured = SpeedMeasurements(1.0)
     for eager in (1.0, 1.0, 5.0, 1.0, 1.0):
         measured.note_call("sizes", 4.0, True)
         measured.note_eager("sizes", eager, True)
     assert measured.verdict(lambda: False) is None
     measured.note_call("sizes", 4.0, True)
     measured.note_eager("sizes", 1.0, True)
-    assert measured.verdict(lambda: False) == Verdict("slower", 4.0, 1.0), "one in six"
+    assert measured.verdict(lambda: False) == SpeedVerdict("slower", 4.0, 1.0), "one in six"
 
 
 def test_sizes_that_never_come_again_are_given_up(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pace, "_MOST_TIMED", 50)
-    measured = Pace(1.0)
+    measured = SpeedMeasurements(1.0)
     for i in range(50):
         assert measured.verdict(lambda: False) is None
-        assert measured.runs_due(i) == 0
+        assert measured.eager_runs_due(i) == 0
         measured.note_call(i, 1.0, True)
     verdict = measured.verdict(lambda: False)
     assert verdict is not None

@@ -13,7 +13,7 @@ from dynamo_backends.interface.errors import PackageError
 from dynamo_backends.package.archive import Archive
 from dynamo_backends.runtime import private_folder
 from dynamo_backends.runtime.cache import DiskCache, _warn_once, vendor_folder
-from dynamo_backends.runtime.private_folder import NotPrivateError, open_private
+from dynamo_backends.runtime.private_folder import NotPrivateError, open_private_folder
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and modes of POSIX")
 as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root")
@@ -63,7 +63,10 @@ def test_no_folder_on_the_way_belongs_to_another_user(
     os.chown(place, STRANGER, -1)
     assert not is_used(folders)
     assert f"{place} belongs to another user" in caplog.text
-    with pytest.raises(NotPrivateError, match="belongs to another user"), open_private(folders):
+    with (
+        pytest.raises(NotPrivateError, match="belongs to another user"),
+        open_private_folder(folders),
+    ):
         pass
 
 
@@ -108,10 +111,13 @@ def test_the_folder_itself_may_not_be_sticky(folders: Path):
 @as_root
 def test_a_folder_of_root_is_on_the_way_alone(folders: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "geteuid", lambda: STRANGER)
-    with pytest.raises(NotPrivateError, match="belongs to another user"), open_private(folders):
+    with (
+        pytest.raises(NotPrivateError, match="belongs to another user"),
+        open_private_folder(folders),
+    ):
         pass
     os.chown(folders, STRANGER, -1)
-    with open_private(folders):
+    with open_private_folder(folders):
         pass
 
 
@@ -157,9 +163,9 @@ def test_what_is_no_file_is_no_entry(folders: Path):
     (folders / "device.bin").symlink_to("/dev/null")
     for key in ("pipe", "link", "folder", "device"):
         assert cache.get(key) is None
-        assert cache.read(f"{key}.bin") is None
+        assert cache.read_file(f"{key}.bin") is None
     assert cache.size() == (folders / "real.bin").stat().st_size
-    assert cache.files(".bin") == ["real.bin"]
+    assert cache.list_files(".bin") == ["real.bin"]
     assert cache.put("pipe", {"part": b"2"})  # takes its place
     assert cache.get("pipe") == {"part": b"2"}
 
@@ -171,7 +177,7 @@ def test_a_device_is_no_entry(folders: Path):
     except PermissionError:
         pytest.skip("the system admits no devices")
     assert DiskCache(folders).get("null") is None
-    assert DiskCache(folders).read("null.bin") is None
+    assert DiskCache(folders).read_file("null.bin") is None
 
 
 def test_a_package_that_is_a_pipe_is_refused(tmp_path: Path):

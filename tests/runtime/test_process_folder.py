@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dynamo_backends.runtime import private_folder as module
-from dynamo_backends.runtime.private_folder import process_folder
+from dynamo_backends.runtime.private_folder import temporary_process_folder
 
 OTHER = """
 import os, sys, time
@@ -42,14 +42,14 @@ def end(other: "subprocess.Popen[str]") -> None:
 def test_folders_of_living_processes_stay_and_of_others_go(tmp_path: Path):
     root = tmp_path / "cache" / "tuning"
     other, theirs = start(root, "crash")
-    with process_folder(root) as ours:
+    with temporary_process_folder(root) as ours:
         assert ours.is_dir()
         assert (theirs / "graph").read_text() == "theirs"
     assert not ours.exists()
     assert (theirs / "graph").exists()
     end(other)
     assert theirs.exists(), "it crashed"
-    with process_folder(root) as ours:
+    with temporary_process_folder(root) as ours:
         assert not theirs.exists()
     assert not root.exists()
 
@@ -80,6 +80,6 @@ def test_without_a_lock_old_folders_go(
     for name in names:
         (tmp_path / "tuning" / name).mkdir(parents=True)
     os.utime(tmp_path / "tuning" / names[0], (1, 1))
-    with process_folder(tmp_path / "tuning"):
+    with temporary_process_folder(tmp_path / "tuning"):
         left = {p.name for p in (tmp_path / "tuning").iterdir()}
     assert left & {*names} == {"young"}

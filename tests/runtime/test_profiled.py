@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import dynamo_backends
-from dynamo_backends.autotune.executables import WinnerExecutable
+from dynamo_backends.autotune.executables import WinnerCallable
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.program import graph_name, part_names, profiled_as
+from dynamo_backends.runtime.program import graph_name, part_names, record_if_profiled
 
 CALL = "a call"
 GRAPH = re.compile(r"(\S+ \w+ graph)(?: \d+)?(?: (block|eager) (\d+))?")
@@ -83,7 +83,7 @@ def test_a_whole_step_has_a_name():
 
 def test_what_autotune_chose_has_the_name_of_the_winners_graph():
     report = GraphReport("inductor", "inference", capture=2)
-    chosen = WinnerExecutable("inductor", lambda x: [x + 1], lambda x: [x + 1], (), [report], None)
+    chosen = WinnerCallable("inductor", lambda x: [x + 1], lambda x: [x + 1], (), [report], None)
     assert "inductor inference graph 2" in seconds_by_name(lambda: chosen(torch.ones(3)))
 
 
@@ -96,6 +96,6 @@ def test_names_say_who_runs_what():
 
 
 def test_nothing_is_recorded_where_no_profiler_listens():
-    assert profiled_as("x") is profiled_as("y"), "nothing is made"
+    assert record_if_profiled("x") is record_if_profiled("y"), "nothing is made"
     with profile(activities=[ProfilerActivity.CPU]):
-        assert isinstance(profiled_as("x"), record_function)
+        assert isinstance(record_if_profiled("x"), record_function)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.sizes import with_sizes_as_inputs
+from dynamo_backends.graph.symbolic_sizes import with_sizes_as_inputs
 from dynamo_backends.interface.errors import CompileError
-from dynamo_backends.runtime.ranged import RangedLayout, require_elements
+from dynamo_backends.runtime.ranged_calls import RangedLayout, require_nonempty
 from tests.graph.test_sizes import graphs_of, split
 
 
@@ -27,11 +27,11 @@ def test_memory_of_results_is_in_the_order_of_torch():
     layout = RangedLayout(ranged(columns))
     x = torch.randn(5, 6)
     numbers = layout.numbers([x])
-    (memory,) = layout.make(numbers)
+    (memory,) = layout.allocate_outputs(numbers)
     assert memory.shape == (6, 5)
     memory.copy_((x * 2).t())
     layout.require_shapes([memory], numbers, "TVM")
-    (result,) = layout.export([memory], numbers)
+    (result,) = layout.export_results([memory], numbers)
     torch.testing.assert_close(result, columns(x))
     assert result.stride() == columns(x).stride()
 
@@ -50,13 +50,13 @@ def test_sizes_that_a_program_is_given_come_first():
     layout = RangedLayout(graph, sizes)
     numbers = layout.numbers([torch.randn(5, 12)])
     assert (sizes, numbers[0]) == ([3], 5)
-    (memory,) = layout.make(numbers)
+    (memory,) = layout.allocate_outputs(numbers)
     assert memory.shape == (5, 6)
 
 
 def test_a_tensor_that_may_have_no_elements_is_refused():
-    require_elements(ranged(split))
+    require_nonempty(ranged(split))
     graph = ranged(lambda x: x[2:] * 2, rows=6)
     with pytest.raises(CompileError, match=r"'slice.*' may have no elements"):
-        require_elements(graph)
-    require_elements(graph, lambda node: True)
+        require_nonempty(graph)
+    require_nonempty(graph, lambda node: True)

@@ -15,20 +15,21 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.ort import trial
-from dynamo_backends.runtime import processor, shipped_verdicts, verdicts
+from dynamo_backends.runtime import cpu_info as processor
+from dynamo_backends.runtime import shipped_verdicts, verdicts
 from dynamo_backends.runtime.shipped_verdicts import (
-    HoldsFor,
-    Verdict,
-    read_table,
-    table_text,
-    write_table,
+    TrialVerdict,
+    VerdictConditions,
+    format_verdict_table,
+    read_verdict_table,
+    write_verdict_table,
 )
-from dynamo_backends.runtime.verdicts import Verdicts
+from dynamo_backends.runtime.verdicts import VerdictStore
 
 FOUND = {
-    "Settings(a=(1, 2)) add.Tensor(x)": Verdict(),
-    "Settings(a=(1, 2)) sin.default(x) large": Verdict(decomposed=True),
-    "Settings(a=(1, 2)) cos.default(x)": Verdict("it is wrong"),
+    "Settings(a=(1, 2)) add.Tensor(x)": TrialVerdict(),
+    "Settings(a=(1, 2)) sin.default(x) large": TrialVerdict(decomposed=True),
+    "Settings(a=(1, 2)) cos.default(x)": TrialVerdict("it is wrong"),
 }
 ADD = "Settings(a=(1, 2)) add.Tensor(x)"
 
@@ -36,53 +37,57 @@ ADD = "Settings(a=(1, 2)) add.Tensor(x)"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(shipped_verdicts, "FOLDER", tmp_path / "shipped")
-    read_table.cache_clear()
+    read_verdict_table.cache_clear()
     yield tmp_path / "shipped"
-    read_table.cache_clear()
+    read_verdict_table.cache_clear()
 
 
-def tried() -> Verdict:
-    return Verdict("a trial was made")
+def tried() -> TrialVerdict:
+    return TrialVerdict("a trial was made")
 
 
 def test_a_table_answers_where_it_holds(folder: Path):
-    write_table("onnxrt", Verdicts("onnxrt", ("ort",)).here(), FOUND)
-    known = Verdicts("onnxrt", ("ort",))
+    write_verdict_table("onnxrt", VerdictStore("onnxrt", ("ort",)).current_conditions(), FOUND)
+    known = VerdictStore("onnxrt", ("ort",))
     for keep in (True, False):
         assert {kind: known(kind, tried, keep) for kind in FOUND} == FOUND
     assert known("Settings(a=(1, 2)) tan.default(x)", tried, True) == tried()
     assert known("Settings(a=(1, 3)) add.Tensor(x)", tried, True) == tried()
-    assert not (set(FOUND) & set(known.known))  # what is shipped is not written to disk again
-    assert Verdicts("onnxrt", ("ort",), shipped=False)(ADD, tried, False) == tried()
+    assert not (
+        set(FOUND) & set(known.known_verdicts)
+    )  # what is shipped is not written to disk again
+    assert VerdictStore("onnxrt", ("ort",), shipped=False)(ADD, tried, False) == tried()
 
 
 def test_a_table_is_the_same_text_whatever_the_order(folder: Path):
-    here = Verdicts("onnxrt", ()).here()
-    text = write_table("onnxrt", here, FOUND).read_text()
-    assert write_table("onnxrt", here, dict(reversed(FOUND.items()))).read_text() == text
-    assert read_table("onnxrt", here.processor) == (here, FOUND)
+    here = VerdictStore("onnxrt", ()).current_conditions()
+    text = write_verdict_table("onnxrt", here, FOUND).read_text()
+    assert write_verdict_table("onnxrt", here, dict(reversed(FOUND.items()))).read_text() == text
+    assert read_verdict_table("onnxrt", here.processor) == (here, FOUND)
     assert '"add.Tensor(x)"\n' in text
 
 
 def test_each_class_of_processors_has_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    here = Verdicts("onnxrt", ()).here()
-    write_table("onnxrt", here, FOUND)
-    write_table("onnxrt", replace(here, processor="x86_64 other"), {ADD: Verdict("it is wrong")})
+    here = VerdictStore("onnxrt", ()).current_conditions()
+    write_verdict_table("onnxrt", here, FOUND)
+    write_verdict_table(
+        "onnxrt", replace(here, processor="x86_64 other"), {ADD: TrialVerdict("it is wrong")}
+    )
     assert {path.stem for path in (folder / "onnxrt").glob("*")} == {
         here.processor.replace(" ", "-"), "x86_64-other",
     }  # fmt: skip
-    assert Verdicts("onnxrt", ())(ADD, tried, False) == Verdict()
-    monkeypatch.setattr(verdicts, "processor_class", lambda: "x86_64 other")
-    assert Verdicts("onnxrt", ())(ADD, tried, False) == Verdict("it is wrong")
+    assert VerdictStore("onnxrt", ())(ADD, tried, False) == TrialVerdict()
+    monkeypatch.setattr(verdicts, "cpu_isa_level", lambda: "x86_64 other")
+    assert VerdictStore("onnxrt", ())(ADD, tried, False) == TrialVerdict("it is wrong")
 
 
 def test_a_class_without_a_table_makes_trials(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    write_table("onnxrt", Verdicts("onnxrt", ()).here(), FOUND)
-    monkeypatch.setattr(verdicts, "processor_class", lambda: "x86_64 other")
+    write_verdict_table("onnxrt", VerdictStore("onnxrt", ()).current_conditions(), FOUND)
+    monkeypatch.setattr(verdicts, "cpu_isa_level", lambda: "x86_64 other")
     with caplog.at_level(logging.INFO, "dynamo_backends"):
-        assert Verdicts("onnxrt", ())(ADD, tried, False) == tried()
+        assert VerdictStore("onnxrt", ())(ADD, tried, False) == tried()
     assert "there are no prebuilt operator trial results for onnxrt on x86_64 other" in caplog.text
 
 
@@ -97,9 +102,11 @@ OTHER: list[dict[str, Any]] = [
 def test_a_table_for_something_else_is_not_used(
     other: dict[str, Any], folder: Path, caplog: pytest.LogCaptureFixture
 ):
-    write_table("onnxrt", replace(Verdicts("onnxrt", ()).here(), **other), FOUND)
+    write_verdict_table(
+        "onnxrt", replace(VerdictStore("onnxrt", ()).current_conditions(), **other), FOUND
+    )
     with caplog.at_level(logging.INFO, "dynamo_backends"):
-        assert Verdicts("onnxrt", ())(ADD, tried, False) == tried()
+        assert VerdictStore("onnxrt", ())(ADD, tried, False) == tried()
     (name,) = other
     assert (
         f"the prebuilt operator trial results for onnxrt are not used, because these differ: {name}"
@@ -108,16 +115,16 @@ def test_a_table_for_something_else_is_not_used(
 
 
 def test_a_processor_of_no_known_class_uses_none(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verdicts, "processor_class", lambda: "")
-    write_table("onnxrt", Verdicts("onnxrt", ()).here(), FOUND)
-    assert Verdicts("onnxrt", ())(ADD, tried, False) == tried()
+    monkeypatch.setattr(verdicts, "cpu_isa_level", lambda: "")
+    write_verdict_table("onnxrt", VerdictStore("onnxrt", ()).current_conditions(), FOUND)
+    assert VerdictStore("onnxrt", ())(ADD, tried, False) == tried()
 
 
 @pytest.mark.parametrize("damage", ["cut", "list", "field", "empty"])
 def test_a_damaged_table_is_ignored_and_said_to_be(
     damage: str, folder: Path, caplog: pytest.LogCaptureFixture
 ):
-    path = write_table("onnxrt", Verdicts("onnxrt", ()).here(), FOUND)
+    path = write_verdict_table("onnxrt", VerdictStore("onnxrt", ()).current_conditions(), FOUND)
     table = json.loads(path.read_text())
     texts = {
         "cut": path.read_text()[:-30],
@@ -126,8 +133,8 @@ def test_a_damaged_table_is_ignored_and_said_to_be(
         "empty": "",
     }
     path.write_text(texts[damage])
-    read_table.cache_clear()
-    assert Verdicts("onnxrt", ())(ADD, tried, False) == tried()
+    read_verdict_table.cache_clear()
+    assert VerdictStore("onnxrt", ())(ADD, tried, False) == tried()
     assert f"{path} is damaged and is not used" in caplog.text
 
 
@@ -140,7 +147,7 @@ def test_the_digest_is_that_of_what_decides(monkeypatch: pytest.MonkeyPatch):
         return "digest"
 
     monkeypatch.setattr(verdicts, "source_digest", digest)
-    Verdicts("onnxrt", ("onnx", "ort")).here()
+    VerdictStore("onnxrt", ("onnx", "ort")).current_conditions()
     package = Path(verdicts.__file__).parents[1]
     ((parts, without),) = asked
     vendors = (package / "ort", package / "openvino")
@@ -164,7 +171,7 @@ def test_processors_are_told_apart_by_what_kernels_are_chosen_by(monkeypatch: py
     }
     for flags, level in levels.items():
         monkeypatch.setattr(processor, "_flags", lambda flags=flags: f"flags : {flags}\n")
-        found = processor.processor_class.__wrapped__()
+        found = processor.cpu_isa_level.__wrapped__()
         assert found.partition(" ")[2] == level
 
 
@@ -173,17 +180,17 @@ def test_a_wrong_kernel_is_found_although_a_table_calls_it_right(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     x, cos = torch.randn(40), torch.ops.aten.cos.default
-    first = Verdicts("onnxrt", ("ort",), shipped=False)
+    first = VerdictStore("onnxrt", ("ort",), shipped=False)
     monkeypatch.setattr(trial, "_verdicts", first)
     torch.compile(lambda x: x.cos(), backend="onnxrt", options={"cache": False})(x)
-    assert set(first.known.values()) == {Verdict()}
-    write_table("onnxrt", first.here(), first.known)
+    assert set(first.known_verdicts.values()) == {TrialVerdict()}
+    write_verdict_table("onnxrt", first.current_conditions(), first.known_verdicts)
 
     torch._dynamo.reset()
-    (meta,) = exporter_lowerings.registry().get_decomps(cos)
-    (other,) = exporter_lowerings.registry().get_decomps(torch.ops.aten.sin.default)
+    (meta,) = exporter_lowerings.exporter_registry().get_decomps(cos)
+    (other,) = exporter_lowerings.exporter_registry().get_decomps(torch.ops.aten.sin.default)
     monkeypatch.setattr(meta, "onnx_function", other.onnx_function)
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("onnxrt", ("ort",)))
+    monkeypatch.setattr(trial, "_verdicts", VerdictStore("onnxrt", ("ort",)))
     monkeypatch.setattr(trial, "_try", lambda *_: pytest.fail("a trial was made"))
     with dynamo_backends.record() as reports:
         result = torch.compile(lambda x: x.cos(), backend="onnxrt", options={"cache": False})(x)
@@ -211,9 +218,9 @@ def test_the_table_says_what_trials_say(
     backend: str, folder_name: str, monkeypatch: pytest.MonkeyPatch
 ):
     module = importlib.import_module(f"dynamo_backends.{folder_name}.trial")
-    fresh = Verdicts(backend, module._verdicts.sources, shipped=False)
-    here = fresh.here()
-    table = read_table(backend, here.processor)
+    fresh = VerdictStore(backend, module._verdicts.sources, shipped=False)
+    here = fresh.current_conditions()
+    table = read_verdict_table(backend, here.processor)
     if table is None:
         pytest.skip(f"there is no table for {here.processor}")
     if (here.packages, here.torch) != (table[0].packages, table[0].torch):
@@ -221,9 +228,9 @@ def test_the_table_says_what_trials_say(
     monkeypatch.setattr(module, "_verdicts", fresh)
     with torch.no_grad():
         torch.compile(Block().eval(), backend=backend)(torch.randn(4, 40, 384))
-    both = set(fresh.known) & set(table[1])
+    both = set(fresh.known_verdicts) & set(table[1])
     assert len(both) >= 6
-    assert {k: fresh.known[k] for k in both} == {k: table[1][k] for k in both}
+    assert {k: fresh.known_verdicts[k] for k in both} == {k: table[1][k] for k in both}
 
 
 @pytest.mark.parametrize(
@@ -233,9 +240,9 @@ def test_the_table_says_what_trials_say(
 )
 def test_tables_are_whole_small_and_in_the_package(path: Path):
     content = json.loads(path.read_text())
-    table = read_table(path.parent.name, content["holds_for"]["processor"])
+    table = read_verdict_table(path.parent.name, content["holds_for"]["processor"])
     assert table is not None, "it is where it is looked for"
-    assert isinstance(table[0], HoldsFor)
+    assert isinstance(table[0], VerdictConditions)
     assert len(table[1]) > 300
     assert path.stat().st_size < 400_000
-    assert path.read_text() == table_text(*table)
+    assert path.read_text() == format_verdict_table(*table)

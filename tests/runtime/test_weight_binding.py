@@ -50,7 +50,7 @@ class Bench:
         self.binding = WeightBinding(self.executable, "probe", self.report)
 
     def __call__(self, *weights: Tensor) -> None:
-        (result,) = self.binding.bound(weights)([torch.zeros(())])
+        (result,) = self.binding.bind(weights)([torch.zeros(())])
         assert float(result) == sum(float(w.sum()) for w in weights)
 
     @property

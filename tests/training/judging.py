@@ -122,7 +122,7 @@ class _Runs:
 
 def _same(expected: Tensor, found: Tensor, precise: Tensor, scale: float) -> bool:
     e, f, p = (x / scale for x in (expected, found, precise))
-    return private.same(e, f, p, tol=TOLERANCE, log_error=_quiet)
+    return private.meets_benchmark_accuracy(e, f, p, tol=TOLERANCE, log_error=_quiet)
 
 
 def _kind(name: str) -> str:

@@ -254,7 +254,7 @@ def test_an_input_that_the_graph_changes():
 
 
 def test_a_batch_of_any_size(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(background, "submit", lambda mark, job, owner: None)
+    monkeypatch.setattr(background, "submit_compilation", lambda mark, job, owner: None)
     module = net()
     compiled = torch.compile(module, backend="openxla", dynamic=True)
     with dynamo_backends.record() as reports:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.verify.trials import judge
-from dynamo_backends.verify.trials.judge import EagerRefused, Judge
+from dynamo_backends.verify.trials.judge import EagerRefusedError, Judge
 from tests.trials.test_trials import call_of
 
 aten = torch.ops.aten
@@ -18,13 +18,13 @@ aten = torch.ops.aten
 def references(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The references that were computed."""
     made: list[Any] = []
-    original = judge.in_float64
+    original = judge.module_in_float64
 
     def counted(module: Any) -> Any:
         made.append(module)
         return original(module)
 
-    monkeypatch.setattr(judge, "in_float64", counted)
+    monkeypatch.setattr(judge, "module_in_float64", counted)
     return made
 
 
@@ -80,7 +80,7 @@ def test_indices_out_of_bounds_do_not_reach_a_device() -> None:
     for target in (aten.embedding.default, aten.take.default):
         judge = Judge(call_of(target, x, places))
         judge._hold_indices([x, places])
-        with pytest.raises(EagerRefused):
+        with pytest.raises(EagerRefusedError):
             judge._hold_indices([x, places + 2])
     whole = torch.ones(3, 2, dtype=torch.int8)
     Judge(call_of(aten.add.Tensor, whole, whole))._hold_indices([whole, whole])

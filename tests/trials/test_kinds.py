@@ -9,8 +9,8 @@ from torch import Tensor, fx
 
 import dynamo_backends
 from dynamo_backends._torch_private import FakeTensorMode
-from dynamo_backends.runtime.verdicts import Verdicts
-from dynamo_backends.verify.trials.kinds import kind_of
+from dynamo_backends.runtime.verdicts import VerdictStore
+from dynamo_backends.verify.trials.verdict_keys import verdict_key
 
 aten = torch.ops.aten
 FOLDERS = {"onnxrt": "ort", "ov": "openvino"}
@@ -40,7 +40,7 @@ def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def kind(*args: Any) -> str:
-    return kind_of(call(*args))
+    return verdict_key(call(*args))
 
 
 def x(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -85,7 +85,7 @@ def test_trials_of_one_kind_say_the_same(
     trial = importlib.import_module(f"dynamo_backends.{FOLDERS[backend]}.trial")
     found = []
     for each in (one, other):
-        monkeypatch.setattr(trial, "_verdicts", Verdicts(backend, (), shipped=False))
+        monkeypatch.setattr(trial, "_verdicts", VerdictStore(backend, (), shipped=False))
         found.append(asked.supports(call(*each), asked.Options(cache=False)))
     assert found[0] == found[1]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.verify.trials.samples import extremes, samples
+from dynamo_backends.verify.trials.samples import extreme_integers, make_samples
 
 aten = torch.ops.aten
 NAN, INF = float("nan"), float("inf")
@@ -22,7 +22,7 @@ def given(target: Any, *args: Any) -> list[list[Tensor]]:
             places[-1].meta["val"] = value
     node = graph.call_function(target, tuple(places))
     node.meta["val"] = target(*(v.zero_() if isinstance(v, Tensor) else v for v in args))
-    return list(samples(node))
+    return list(make_samples(node))
 
 
 def test_they_are_the_same_each_time():
@@ -71,7 +71,7 @@ def test_casts_to_integers_get_numbers_of_every_size(size: int, target: torch.dt
     place.meta["val"] = fake
     node = graph.call_function(aten._to_copy.default, (place,), {"dtype": target})
     node.meta["val"] = fake.to(target)
-    found = torch.cat([x for (x,) in samples(node)]).double()
+    found = torch.cat([x for (x,) in make_samples(node)]).double()
     bits = torch.iinfo(target).bits
     assert found.max() > 2.0 ** (bits - 3)
     assert torch.equal(found.to(target).double(), found.trunc())  # eager has a result for each
@@ -104,7 +104,7 @@ def test_nan_is_in_what_is_moved_and_not_in_sums_of_products():
 def test_integers_are_at_their_bounds_and_beyond_what_floats_hold(dtype: torch.dtype, size: int):
     found = given(aten.mul.Tensor, *[torch.empty(size, dtype=dtype)] * 2)
     seen = set(torch.cat([x for x, _ in found]).tolist())
-    assert set(extremes(dtype)) <= seen
+    assert set(extreme_integers(dtype)) <= seen
     if dtype == torch.int64:
         assert {2**53 + 1, 2**63 - 1} <= seen
     large = torch.iinfo(dtype).max // 3
@@ -116,7 +116,7 @@ def test_integers_at_bounds_meet_each_other_and_small_ones(dtype: torch.dtype):
     pairs = set()
     for x, y in given(aten.minimum.default, *[torch.empty(40, dtype=dtype)] * 2):
         pairs |= set(zip(x.tolist(), y.tolist(), strict=True))
-    for large in extremes(dtype):
+    for large in extreme_integers(dtype):
         assert {(3, large), (large, 3), (large, torch.iinfo(dtype).max)} <= pairs
 
 
@@ -131,7 +131,7 @@ def test_each_integer_input_is_at_its_bounds_alone():
 def test_integers_at_bounds_beside_floats(integers: int):
     floats, column = torch.empty(integers, 3), torch.empty(integers, 1, dtype=torch.int64)
     found = given(aten.add.Tensor, floats, column)
-    assert {n for _, y in found for n in y.flatten().tolist()} >= set(extremes(torch.int64))
+    assert {n for _, y in found for n in y.flatten().tolist()} >= set(extreme_integers(torch.int64))
 
 
 def test_positions_stay_positions():
@@ -167,7 +167,7 @@ def test_positions_of_an_index_belong_to_its_dimensions(masked: bool):
     last.meta["val"] = torch.empty(1 if masked else 4).long()
     node = graph.call_function(aten.index.Tensor, (x, [first, last]))
     node.meta["val"] = torch.empty(1 if masked else 4)
-    found = list(samples(node))
+    found = list(make_samples(node))
     assert all(one.dtype == torch.bool if masked else not one.any() for _, one, _ in found)
     assert any(three.any() for *_, three in found) or masked
 
@@ -224,7 +224,7 @@ def test_positions_reach_the_end_of_each_dimension_from_both_sides():
     first.meta["val"] = last.meta["val"] = torch.empty(4).long()
     node = graph.call_function(aten.index.Tensor, (x, [first, last]))
     node.meta["val"] = torch.empty(4)
-    found = list(samples(node))
+    found = list(make_samples(node))
     for place, size in ((1, 5), (2, 9)):
         seen = {n for args in found for n in args[place].tolist()}
         assert {0, size - 1, -1} <= seen

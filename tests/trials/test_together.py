@@ -10,8 +10,8 @@ from torch import Tensor, fx
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.errors import CompileError, LoweringError
 from dynamo_backends.verify.trials import merged_trials
-from dynamo_backends.verify.trials.merged_trials import Make, Trial, right_together, trial_of
-from dynamo_backends.verify.trials.trials import why_wrong
+from dynamo_backends.verify.trials.call_trials import judge_on_samples
+from dynamo_backends.verify.trials.merged_trials import Make, Trial, make_trial, run_merged_trials
 from tests.trials.test_trials import fake_call, meta
 
 aten = torch.ops.aten
@@ -33,7 +33,7 @@ def as_it_is(node: fx.Node, tensor: Tensor) -> Tensor:
 
 
 def trials(*names: str) -> dict[str, Trial]:
-    return {n: trial_of(fake_call(CALLS[n][0], *CALLS[n][1]), as_it_is) for n in names}
+    return {n: make_trial(fake_call(CALLS[n][0], *CALLS[n][1]), as_it_is) for n in names}
 
 
 def eager(graph: Graph, names: Sequence[str] = ()) -> Callable[[list[Any]], list[Any]]:
@@ -69,7 +69,7 @@ def counted(make: Make) -> tuple[list[int], Make]:
 
 def test_calls_that_are_right_are_known_after_one_program_of_each_sort() -> None:
     sizes, make = counted(eager)
-    assert right_together(trials(*CALLS), make) == set(CALLS)
+    assert run_merged_trials(trials(*CALLS), make) == set(CALLS)
     assert sorted(sizes) == [2, 4]  # products apart: they have few samples
 
 
@@ -85,11 +85,11 @@ def test_calls_that_are_right_are_known_after_one_program_of_each_sort() -> None
 )
 def test_what_is_wrong_about_one_call_is_of_no_concern_to_others(spoil: Any) -> None:
     make = spoiled(aten.exp.default, spoil)
-    assert right_together(trials("exp", "add", "sum", "relu"), make) == {"add", "sum", "relu"}
+    assert run_merged_trials(trials("exp", "add", "sum", "relu"), make) == {"add", "sum", "relu"}
     (alone,) = trials("exp").values()
     assert alone.given is not None
     run = make(alone.graph, ())
-    assert why_wrong(alone.graph, run, alone.given(), "it", str) is not None
+    assert judge_on_samples(alone.graph, run, alone.given(), "it", str) is not None
 
 
 def test_a_result_that_is_wrong_on_a_later_sample_is_noticed() -> None:
@@ -99,7 +99,7 @@ def test_a_result_that_is_wrong_on_a_later_sample_is_noticed() -> None:
         turns.append(1)
         return x if len(turns) < 3 else x + 1
 
-    assert right_together(trials("relu", "add"), spoiled(aten.relu.default, spoil)) == {"add"}
+    assert run_merged_trials(trials("relu", "add"), spoiled(aten.relu.default, spoil)) == {"add"}
     assert len(turns) >= 3
 
 
@@ -111,7 +111,11 @@ def test_a_call_that_cannot_be_lowered_leaves_the_program() -> None:
         return eager(graph)
 
     sizes, counting = counted(make)
-    assert right_together(trials("exp", "add", "sum", "relu"), counting) == {"add", "sum", "relu"}
+    assert run_merged_trials(trials("exp", "add", "sum", "relu"), counting) == {
+        "add",
+        "sum",
+        "relu",
+    }
     assert sizes == [4, 3]
 
 
@@ -129,7 +133,7 @@ def test_a_program_that_fails_is_divided(when: str) -> None:
 
         return run
 
-    found = right_together(trials("exp", "add", "sum", "relu"), make)
+    found = run_merged_trials(trials("exp", "add", "sum", "relu"), make)
     assert "exp" not in found
     assert len(found) >= 2  # what shared the last program with it is tried alone
 
@@ -145,7 +149,7 @@ def test_a_vendor_that_writes_to_an_input_is_wrong() -> None:
 
         return run
 
-    assert right_together(trials("exp", "add"), make) == {"add"}
+    assert run_merged_trials(trials("exp", "add"), make) == {"add"}
 
 
 def _reader(place: fx.Node) -> Any:
@@ -154,20 +158,20 @@ def _reader(place: fx.Node) -> Any:
 
 def test_large_products_are_compiled_and_not_run() -> None:
     large = {
-        str(n): trial_of(fake_call(aten.mm.default, meta(1024, n), meta(n, 1024)), as_it_is)
+        str(n): make_trial(fake_call(aten.mm.default, meta(1024, n), meta(n, 1024)), as_it_is)
         for n in (1024, 512)
     }
 
     def make(graph: Graph, names: Sequence[str]) -> Any:
         return lambda args: pytest.fail("it was run")
 
-    assert right_together(large, make) == set(large)
+    assert run_merged_trials(large, make) == set(large)
 
 
 def test_programs_are_no_larger_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merged_trials, "TOGETHER", 2)
     sizes, make = counted(eager)
-    assert right_together(trials("exp", "add", "sum", "relu"), make) == {
+    assert run_merged_trials(trials("exp", "add", "sum", "relu"), make) == {
         "exp",
         "add",
         "sum",

@@ -9,8 +9,14 @@ from torch import Tensor, fx, nn
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph, Input, Role
+from dynamo_backends.verify.trials.call_trials import (
+    LARGE,
+    count_elements,
+    is_run_in_trial,
+    shrink_call,
+    used_result_indices,
+)
 from dynamo_backends.verify.trials.judge import Judge
-from dynamo_backends.verify.trials.trials import LARGE, elements, is_run, smaller, used_results
 
 aten = torch.ops.aten
 
@@ -94,12 +100,12 @@ def meta(*shape: int) -> Tensor:
 def test_large_elementwise_calls_are_tried_on_fewer_elements() -> None:
     images = meta(8, 64, 100, 100).to(memory_format=torch.channels_last)
     node = fake_call(aten.mul.Tensor, images, meta(64, 1, 1))
-    found = smaller(node)
+    found = shrink_call(node)
     assert shapes(found) == [[8, 16, 16, 16], [16, 1, 1]]
     assert found.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last)
     assert found.meta["val"].stride() == found.args[0].meta["val"].stride()
-    assert elements(found) < LARGE < elements(node)
-    assert (found.target, is_run(found)) == (node.target, True)
+    assert count_elements(found) < LARGE < count_elements(node)
+    assert (found.target, is_run_in_trial(found)) == (node.target, True)
 
 
 @pytest.mark.parametrize("channels", [16, 8])
@@ -108,11 +114,11 @@ def test_other_large_calls_are_tried_on_a_part_of_the_batch(channels: int) -> No
     weights = [meta(channels) for _ in range(4)]
     op = aten._native_batch_norm_legit_functional.default
     node = fake_call(op, meta(8, channels, 96, 96), *weights, True, 0.1, 1e-5, read=(0, 3))
-    found = smaller(node)
+    found = shrink_call(node)
     assert shapes(found) == [[2, channels, 96, 96], *([channels],) * 4]
-    assert used_results(found) == [0, 3]
+    assert used_result_indices(found) == [0, 3]
     assert list(found.meta["val"][0].shape) == [2, channels, 96, 96]
-    assert is_run(found)
+    assert is_run_in_trial(found)
 
 
 @pytest.mark.parametrize(
@@ -124,32 +130,32 @@ def test_what_splits_its_rows_is_tried_on_as_many(
     target: Any, arguments: tuple[Any, ...], results: int
 ) -> None:
     node = fake_call(target, meta(3, 512, 1024), *arguments, read=tuple(range(results)))
-    found = smaller(node)
+    found = shrink_call(node)
     assert shapes(found) == [[3, 2, 1024]]
-    assert used_results(found) == list(range(results))
-    assert is_run(found)
+    assert used_result_indices(found) == list(range(results))
+    assert is_run_in_trial(found)
 
 
 @pytest.mark.parametrize(("index", "rows"), [(0, 2), (1, 2), (-2, 2), (2, 3), (-3, 3)])
 def test_the_row_that_a_call_takes_is_there(index: int, rows: int) -> None:
     node = fake_call(aten.select.int, meta(3, 512, 1024), 0, index)
-    assert shapes(smaller(node)) == [[rows, 512, 1024]]
+    assert shapes(shrink_call(node)) == [[rows, 512, 1024]]
 
 
 def test_a_part_of_rows_is_not_tried_as_none() -> None:
     node = fake_call(aten.slice.Tensor, meta(600, 1024), 0, 100, 500)
-    assert smaller(node) is node
+    assert shrink_call(node) is node
 
 
 def test_what_cannot_be_made_smaller_is_run_if_that_takes_no_gigabytes() -> None:
     node = fake_call(aten.view.default, meta(9, 1 << 20), [9 << 20])
-    assert smaller(node) is node
-    assert not is_run(node)
+    assert shrink_call(node) is node
+    assert not is_run_in_trial(node)
     node = fake_call(aten.view.default, meta(4, 1 << 18), [1 << 20])
-    assert is_run(smaller(node))
+    assert is_run_in_trial(shrink_call(node))
 
 
 def test_large_products_are_compiled_only() -> None:
     node = fake_call(aten.mm.default, meta(1024, 1024), meta(1024, 1024))
-    assert smaller(node) is node
-    assert not is_run(node)
+    assert shrink_call(node) is node
+    assert not is_run_in_trial(node)

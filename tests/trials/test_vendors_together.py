@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.runtime.verdicts import TrialVerdict, VerdictStore
 
 
 def several(x: Tensor, y: Tensor, n: Tensor) -> tuple[Tensor, ...]:
@@ -21,14 +21,14 @@ def several(x: Tensor, y: Tensor, n: Tensor) -> tuple[Tensor, ...]:
 
 def verdicts_of(
     backend: str, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Mapping[str, Verdict], int]:
+) -> tuple[Mapping[str, TrialVerdict], int]:
     """The verdicts by kinds, and how many trials were made of one call."""
     trial: Any = importlib.import_module(f"dynamo_backends.{folder}.trial")
     alone: list[Any] = []
     with monkeypatch.context() as patch:
         original = trial._try
         patch.setattr(trial, "_try", lambda *a: alone.append(a) or original(*a))
-        patch.setattr(trial, "_verdicts", Verdicts(backend, (), shipped=False))
+        patch.setattr(trial, "_verdicts", VerdictStore(backend, (), shipped=False))
         torch._dynamo.reset()
         inputs = torch.randn(4, 40), torch.randn(40, 16), torch.arange(20)
         options = {"cache": False, "min_block_size": 1, "fragmented": "keep"}

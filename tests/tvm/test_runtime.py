@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dynamo_backends.graph.layouts import dense_strides
+from dynamo_backends.graph.layouts import row_major_strides
 from dynamo_backends.interface.errors import CompileError, ForkedProcessError
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.tvm import session
@@ -44,7 +44,7 @@ def test_tensors_at_addresses_that_vector_instructions_do_not_take(offset: int):
 def test_strides_that_do_not_matter():
     x = torch.empty_strided((1, 3, 1), (77, 1, 5)).normal_()
     check(lambda x: (x.permute(2, 1, 0) * 2 + 1).sum(), x, backend="tvm", min_block_size=1)
-    assert dense_strides((2, 3, 4)) == (12, 4, 1)
+    assert row_major_strides((2, 3, 4)) == (12, 4, 1)
     empty = torch.empty(2, 0, 4)
     check(lambda x: torch.cat([x, x + 1]), empty, backend="tvm", min_block_size=1)
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dynamo_backends.runtime.verdicts import Verdicts
+from dynamo_backends.runtime.verdicts import VerdictStore
 from dynamo_backends.tvm import trial
 from dynamo_backends.tvm.elementwise import ELEMENTWISE
 from dynamo_backends.tvm.exclusions import WHOLE, whole_operators
@@ -158,7 +158,7 @@ def test_a_wrong_conversion_is_noticed(monkeypatch: pytest.MonkeyPatch):
         return importer.emit(relax.op.multiply(x, x))
 
     monkeypatch.setitem(ELEMENTWISE, "relu.default", squared)
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm", (), shipped=False))
+    monkeypatch.setattr(trial, "_verdicts", VerdictStore("tvm", (), shipped=False))
     assert "in a trial TVM's output 0" in reasons(torch.relu, torch.randn(30))["aten.relu.default"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dynamo_backends.runtime.verdicts import Verdict, Verdicts
+from dynamo_backends.runtime.verdicts import TrialVerdict, VerdictStore
 from dynamo_backends.tvm import records, search, trial, tuning
 from dynamo_backends.workers import budget
 from dynamo_backends.workers.worker_process import ProcessLostError
@@ -64,8 +64,8 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "_budgets", {})
     monkeypatch.setattr(records, "_unwritten", {})
     monkeypatch.setattr(tuning, "COUNTS", tuning.Counts())
-    monkeypatch.setattr(trial, "_verdicts", Verdicts("tvm", (), shipped=False))
-    monkeypatch.setattr(trial, "_try", lambda node: Verdict())
+    monkeypatch.setattr(trial, "_verdicts", VerdictStore("tvm", (), shipped=False))
+    monkeypatch.setattr(trial, "_try", lambda node: TrialVerdict())
     monkeypatch.setitem(sys.modules, search._INTRINSICS, types.ModuleType(search._INTRINSICS))
 
 

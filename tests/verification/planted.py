@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.planned import planned_fingerprint
+from dynamo_backends.graph.planned_decomposition import fingerprint_with_plan
 from dynamo_backends.interface.executable import Bound, Executable, StepProgram
-from dynamo_backends.pipeline.blocks import ProgramBuilder
+from dynamo_backends.pipeline.program_builder import ProgramBuilder
 
 
 def _same(value: Any) -> Any:
@@ -120,7 +120,7 @@ class Planted:
         compile_block = ProgramBuilder._compile_block
 
         def planted(builder: ProgramBuilder, graph: Graph) -> Executable:
-            mark = planned_fingerprint(graph, builder._plan)
+            mark = fingerprint_with_plan(graph, builder._plan)
             if mark not in self.made:
                 self.made[mark] = compile_block(builder, graph)
             return _Planted(self.made[mark], graph, self)

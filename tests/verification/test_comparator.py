@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamo_backends.verify.comparator import difference
+from dynamo_backends.verify.comparator import describe_difference
 from dynamo_backends.verify.first_call import Comparison
 from tests.verification.test_doubt import traced
 
@@ -31,7 +31,7 @@ def test_what_is_no_number(
     dtype: torch.dtype,
 ):
     e, r = torch.tensor(eager, dtype=dtype), torch.tensor(result, dtype=dtype)
-    found = difference([e], [r], [torch.tensor(precise, dtype=torch.float64)])
+    found = describe_difference([e], [r], [torch.tensor(precise, dtype=torch.float64)])
     assert found is None if wrong is None else found is not None and wrong in found, found
 
 
@@ -51,7 +51,7 @@ def test_the_reference_is_computed_where_it_is_needed_alone():
         return [x.double(), x.double(), x.double()]
 
     x = torch.ones(3)
-    assert difference([x, x, x], [x, x + 1e-6, x], precise) is None
+    assert describe_difference([x, x, x], [x, x + 1e-6, x], precise) is None
     assert asked == []
-    assert difference([x, x, x], [x + 1, x, x], precise) is not None
+    assert describe_difference([x, x, x], [x + 1, x, x], precise) is not None
     assert asked == [1]

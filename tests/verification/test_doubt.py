@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.verify.first_call import Comparison, Outcome
-from dynamo_backends.verify.reference import Replay
+from dynamo_backends.verify.first_call import Comparison, ComparisonOutcome
+from dynamo_backends.verify.reference import EagerInterpreter
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def traced(fn: Callable[..., Any], *inputs: Tensor) -> Graph:
     return Graph(module, "inference", tuple(Input(n, Role.ACTIVATION) for n in names))
 
 
-def compare(fn: Callable[..., Any], results: Sequence[Any], *inputs: Tensor) -> Outcome:
+def compare(fn: Callable[..., Any], results: Sequence[Any], *inputs: Tensor) -> ComparisonOutcome:
     """Compares results with those of a function."""
     return Comparison(traced(fn, *inputs))(lambda: results, inputs)
 
@@ -214,7 +214,7 @@ def test_no_intermediate_result_lives_longer_than_it_is_needed(saves: bool):
         alive.append(sum(ref() is not None for ref in refs))
         return value
 
-    Replay(graph.module)((x,), lambda place, value: None, call=call)
+    EagerInterpreter(graph.module)((x,), lambda place, value: None, call=call)
     assert len(alive) == 20
     assert max(alive) == 2
     outcome = Comparison(graph)(lambda: chain(x), (x,))

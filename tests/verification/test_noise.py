@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends.graph import precision
-from dynamo_backends.graph.precision import Tf32
+from dynamo_backends.graph.precision import Tf32Settings
 from dynamo_backends.verify import noise
 from tests.verification.test_doubt import compare
 
@@ -24,7 +24,7 @@ def test_products_in_tf32_are_right_where_torch_allows_them(
     allowed: bool, wrong: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(noise, "_is_on_gpu", lambda value: value.dtype == torch.float32)
-    monkeypatch.setattr(precision, "allowed_tf32", lambda: Tf32(allowed, False))
+    monkeypatch.setattr(precision, "read_tf32_settings", lambda: Tf32Settings(allowed, False))
     x, y = torch.randn(32, 64), torch.randn(64, 16)
     found = compare(product, [rounded(x) @ rounded(y)], x, y).wrong
     assert bool(found) == wrong, found
@@ -32,7 +32,7 @@ def test_products_in_tf32_are_right_where_torch_allows_them(
 
 def test_a_wrong_product_is_wrong_with_tf32_as_well(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(noise, "_is_on_gpu", lambda value: value.dtype == torch.float32)
-    monkeypatch.setattr(precision, "allowed_tf32", lambda: Tf32(True, True))
+    monkeypatch.setattr(precision, "read_tf32_settings", lambda: Tf32Settings(True, True))
     x, y = torch.randn(32, 64), torch.randn(64, 16)
     assert compare(product, [rounded(x) @ rounded(y) * 1.01], x, y).wrong
 

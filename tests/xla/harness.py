@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.graph.decompositions import decompositions
+from dynamo_backends.graph.decomposition_tables import decomposition_table
 from dynamo_backends.xla.arrays import tensor_from_numpy, tensor_to_numpy
 from dynamo_backends.xla.lowering import registry
 from dynamo_backends.xla.lowering.context import LoweringOptions
@@ -30,7 +30,7 @@ def capture(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[torch.fx
         return pytree.tree_leaves(fn(*a, **k))
 
     tensors = [flat[i] for i in places]
-    table = decompositions(keep=set(registry.overloads()))
+    table = decomposition_table(keep=set(registry.overloads()))
     functional = torch.func.functionalize(on_tensors, remove="mutations_and_views")
     gm = make_fx(functional, decomposition_table=table, tracing_mode="fake")(*tensors)
     gm.graph.eliminate_dead_code()

@@ -15,7 +15,7 @@ from dynamo_backends.interface.counters import total
 from dynamo_backends.interface.errors import NotPaddedError, OptionError
 from dynamo_backends.interface.report import record
 from dynamo_backends.pipeline import background
-from dynamo_backends.pipeline.shapes import padded as padding
+from dynamo_backends.pipeline.shapes import padded_programs as padding
 from tests.xla.test_padded import agree, compiled, many_recompilations, varying
 
 __all__ = ["many_recompilations"]
@@ -34,7 +34,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
             waiting.append((mark, lambda: job(owner)))
         return True
 
-    monkeypatch.setattr(background, "submit", submit)
+    monkeypatch.setattr(background, "submit_compilation", submit)
     return waiting
 
 
@@ -200,7 +200,7 @@ def test_the_calls_of_a_thread_and_the_compiler_beside_them():
         thread.start()
     for thread in threads:
         thread.join()
-    assert background.wait(120)
+    assert background.wait_until_idle(120)
     assert not wrong
 
 
@@ -242,7 +242,7 @@ def test_named_bounds():
         run = compiled(fn, bucket_growth=1, buckets={"x": {0: [3, 6], 1: [10, 20, 30]}})
         called(run, fn, (2, 9))
         called(run, fn, (5, 21))
-        assert background.wait(60)
+        assert background.wait_until_idle(60)
         called(run, fn, (5, 31))
     shapes = [c.shapes[0] for c in reports[0].compilations]
     assert shapes[0] == "x: float32[s77≤3, s27≤10]"

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo_backends.cudagraphs import device
 from dynamo_backends.graph.normalize import normalize
-from dynamo_backends.graph.precision import Tf32
+from dynamo_backends.graph.precision import Tf32Settings
 from dynamo_backends.interface.executable import Bound
 from dynamo_backends.xla import _jaxlib, backend, cuda, runtime
 from dynamo_backends.xla import options as options_module
@@ -184,18 +184,18 @@ def test_preallocation_is_off_while_the_client_starts_and_at_no_other_time(
 @pytest.mark.parametrize(
     ("allowed", "products", "convolutions"),
     [
-        (Tf32(False, False), "highest", "highest"),
-        (Tf32(False, True), "highest", "default"),
-        (Tf32(True, True), "high", "default"),
-        (Tf32(True, False), "high", "high"),
+        (Tf32Settings(False, False), "highest", "highest"),
+        (Tf32Settings(False, True), "highest", "default"),
+        (Tf32Settings(True, True), "high", "default"),
+        (Tf32Settings(True, False), "high", "high"),
     ],
 )
 def test_tf32_follows_torchs_two_switches(
-    monkeypatch: pytest.MonkeyPatch, allowed: Tf32, products: str, convolutions: str
+    monkeypatch: pytest.MonkeyPatch, allowed: Tf32Settings, products: str, convolutions: str
 ):
-    monkeypatch.setattr(options_module, "allowed_tf32", lambda: allowed)
+    monkeypatch.setattr(options_module, "read_tf32_settings", lambda: allowed)
     asked = "high" if allowed.products else "highest"
-    monkeypatch.setattr(options_module, "product_precision", lambda: asked)
+    monkeypatch.setattr(options_module, "float32_matmul_precision", lambda: asked)
     options = options_module.lowering_options("cuda", XlaOptions())
     assert (options.matmul_precision, options.convolution_precision) == (products, convolutions)
     on_cpu = options_module.lowering_options("cpu", XlaOptions())

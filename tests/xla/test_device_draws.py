@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import compile_step
-from dynamo_backends.graph.counter_generator import SEEDED_DRAW, can_draw, threefry
+from dynamo_backends.graph.counter_based_rng import SEEDED_DRAW, supports_distribution, threefry2x32
 from dynamo_backends.graph.seeded_draws import replace_draws_by_seeded
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.pipeline import compiled_graph
@@ -48,7 +48,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("key", "counter", "expected"), KNOWN)
 def test_words_are_those_of_the_published_generator(key: Any, counter: Any, expected: Any):
-    words = threefry(tuple(map(torch.tensor, key)), tuple(map(torch.tensor, counter)))
+    words = threefry2x32(tuple(map(torch.tensor, key)), tuple(map(torch.tensor, counter)))
     assert tuple(map(int, words)) == expected
     words = on_device.threefry(tuple(map(jnp.uint32, key)), tuple(map(jnp.uint32, counter)))
     assert tuple(map(int, words)) == expected
@@ -119,9 +119,9 @@ def test_edges_of_distributions():
     waits = SEEDED_DRAW(seeds, 0, "exponential_", [100_000], [1], torch.float32, [1.0])
     assert waits.min() > 0
     assert waits.isfinite().all()
-    assert not can_draw("random_", torch.int64, ())
-    assert not can_draw("bernoulli_", torch.float32, (1.5,))
-    assert not can_draw("geometric_", torch.float32, (0.5,))
+    assert not supports_distribution("random_", torch.int64, ())
+    assert not supports_distribution("bernoulli_", torch.float32, (1.5,))
+    assert not supports_distribution("geometric_", torch.float32, (0.5,))
 
 
 def _model() -> nn.Module:

@@ -1,6 +1,6 @@
 """Collectives are read off XLA's text of a program."""
 
-from dynamo_backends.interface.mesh import Collective
+from dynamo_backends.interface.mesh import CollectiveSummary
 from dynamo_backends.xla.mesh.compiling import collectives_of
 
 PROGRAM = """
@@ -17,10 +17,10 @@ PROGRAM = """
 
 def test_kinds_counts_and_bytes():
     assert collectives_of(PROGRAM) == (
-        Collective("all-reduce", 2, 128 + 32 + 8 + 2),
-        Collective("all-gather", 2, 32 + 64),
-        Collective("reduce-scatter", 1, 5),
-        Collective("collective-permute", 1, 24),
+        CollectiveSummary("all-reduce", 2, 128 + 32 + 8 + 2),
+        CollectiveSummary("all-gather", 2, 32 + 64),
+        CollectiveSummary("reduce-scatter", 1, 5),
+        CollectiveSummary("collective-permute", 1, 24),
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dynamo_backends import SaveError, StepCaptureError, compile_step
-from dynamo_backends._torch_private import accumulation
+from dynamo_backends._torch_private import accumulate_grad_node
 from tests.aot.record.checks import Run, compare
 from tests.aot.record.test_training import selects_rows, skips_by_value
 
@@ -183,7 +183,7 @@ def hooks_of_all_kinds(run: Run, when: str) -> Any:
 
     def register() -> None:
         for name, p in run.model.named_parameters():
-            node = accumulation(p)
+            node = accumulate_grad_node(p)
             nodes.append(node)
             halves = note(f"{name} prehook", lambda gradients: (gradients[0] * 0.5,))
             handles.append(node.register_prehook(halves))

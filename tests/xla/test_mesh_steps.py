@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 from dynamo_backends import compile_step, record
 from dynamo_backends.bench.torchvision_shim import import_transformers
 from dynamo_backends.interface.mesh import MeshReport
-from dynamo_backends.verify.comparator import difference
+from dynamo_backends.verify.comparator import describe_difference
 
 STEPS = 10
 BATCH = 16
@@ -198,4 +198,4 @@ def test_ten_steps_in_float32_are_as_accurate_as_one_device(name: str, parallel:
     expected, precise = alone(name, torch.float32), alone(name, torch.float64)
     found = Trained(case, torch.float32, **settings_of(case, parallel))
     several = expected.everything(), found.everything(), precise.everything()
-    assert difference(*several) is None
+    assert describe_difference(*several) is None

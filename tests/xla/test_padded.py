@@ -45,13 +45,13 @@ def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(autouse=True)
 def beside() -> Iterator[None]:
     yield
-    assert background.wait(60)
+    assert background.wait_until_idle(60)
 
 
 @pytest.fixture
 def nothing_beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs are made in calls alone, so that their number is always the same."""
-    monkeypatch.setattr(background, "submit", lambda mark, job, owner: None)
+    monkeypatch.setattr(background, "submit_compilation", lambda mark, job, owner: None)
 
 
 def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -310,7 +310,7 @@ def test_sizes_that_are_seen_often_get_an_executable_of_their_own():
         for size in ((7, 7), (7, 7), (7, 7), (7, 7), (8, 8), (8, 8), (8, 8)):
             x = varying(torch.randn(size))
             agree(run(x), fn(x))
-            assert background.wait(60)
+            assert background.wait_until_idle(60)
             made.append(reports[0].executables)
     assert made == [1, 1, 2, 2, 2, 2, 2], "the bounds have one already"
     assert [(s.by, s.calls) for s in reports[0].traffic()] == [("padded", 6), ("exact", 1)]
@@ -362,12 +362,12 @@ def test_bounds_stay_below_what_guards_allow():
 def test_views_are_read_back_as_they_were_made():
     import sympy
 
-    from dynamo_backends.graph.sizes import Size
+    from dynamo_backends.graph.symbolic_sizes import SizeWithExpression
 
     b, n = sympy.symbols("b n", positive=True, integer=True)
 
-    def size(value: int, expression: sympy.Expr) -> Size:
-        return Size(value, expression, 0, None)
+    def size(value: int, expression: sympy.Expr) -> SizeWithExpression:
+        return SizeWithExpression(value, expression, 0, None)
 
     start = extents_of((size(4, b), size(8, n), 6))
     flat = reshaped(start, (size(32, b * n), 6))

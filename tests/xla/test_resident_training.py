@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dynamo_backends import compile_step
-from dynamo_backends._torch_private import accumulation
+from dynamo_backends._torch_private import accumulate_grad_node
 from dynamo_backends.interface.errors import StepDeviceError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
 from dynamo_backends.xla import to_device
@@ -233,7 +233,7 @@ def test_hooks_on_nodes_move_with_their_leaves(device: RemoteDouble):
     model, eager = to_device(nn.Linear(2, 1), "remote"), nn.Linear(2, 1)
     to_device(model, "cpu")
     seen: list[Any] = []
-    nodes = [accumulation(m.weight) for m in (model, eager)]
+    nodes = [accumulate_grad_node(m.weight) for m in (model, eager)]
     for node in nodes:
         node.register_prehook(lambda gradients: (gradients[0] * 2,))
         node.register_hook(lambda _, gradients: seen.append(gradients[0].tolist()))

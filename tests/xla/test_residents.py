@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.runtime.device_tensor import DeviceTensor, contents_of
+from dynamo_backends.runtime.device_tensor import DeviceTensor, device_value_of
 from dynamo_backends.xla import to_device
 from dynamo_backends.xla.options import XlaOptions
 from tests.doubles.remote import (
@@ -321,7 +321,7 @@ def test_failures_surface_where_contents_are_read(device: RemoteDouble):
     run = compiled(lambda t: t + 1)
     run(there(torch.zeros(4)))
     resident = run(there(torch.zeros(4)))
-    value = contents_of(resident)
+    value = device_value_of(resident)
     value.array = RemoteArray(Future(), (4,))
     value.array._source.set_exception(RuntimeError("out of coffee"))
     text = r"a graph of 1 operators \(inference\) failed on remote:0: out of coffee"

@@ -41,7 +41,7 @@ from dynamo_backends.aot.step.state.arguments import shared_memory
 from dynamo_backends.aot.step.step import Step
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
 from dynamo_backends.runtime.cache import LRU
-from dynamo_backends.runtime.position_checks import OutOfRangeError
+from dynamo_backends.runtime.index_checks import OutOfRangeError
 
 log = logging.getLogger("dynamo_backends")
 

@@ -222,7 +222,7 @@ class FrozenCall:
         if compiled.prefers_eager or compiled.comparison is not None:
             return None
         given = [*arguments, *self._others]
-        if not self._properties.hold(given):
+        if not self._properties.are_unchanged(given):
             return None
         if self._others and shared_memory(given) != self._shared:
             return None

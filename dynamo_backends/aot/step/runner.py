@@ -16,7 +16,7 @@ from dynamo_backends.aot.step.record.placeholders import materialize_deferred
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Trie
 from dynamo_backends.interface.errors import StepCaptureError
-from dynamo_backends.runtime.position_checks import OutOfRangeError
+from dynamo_backends.runtime.index_checks import OutOfRangeError
 
 log = logging.getLogger("dynamo_backends")
 
@@ -56,7 +56,7 @@ class SegmentRunner:
 
     def _run(self, program: RecordProgram, segment: Segment) -> dict[int, Tensor] | None:
         comparison = program.compiled.comparison
-        turn, start = None if comparison is None else comparison.turn, time.perf_counter()
+        turn, start = None if comparison is None else comparison.next_program, time.perf_counter()
         tensors: dict[int, Tensor] | None = None
         try:
             if comparison is None or turn is not None:
@@ -69,7 +69,7 @@ class SegmentRunner:
             self.materialize(segment)
         if comparison is not None:
             self._state.synchronize()
-            comparison.note(turn, time.perf_counter() - start)
+            comparison.note_seconds(turn, time.perf_counter() - start)
         return tensors
 
     def evaluate(self, segment: Segment, numbers: Sequence[int]) -> dict[int, Tensor] | None:

@@ -27,8 +27,8 @@ from dynamo_backends.aot.step.state.arguments import (
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory, Slot
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.position_checks import PositionChecks
-from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.index_checks import IndexCheckedGraph
+from dynamo_backends.graph.random_draws import is_random
 from dynamo_backends.interface.errors import SaveError, StepCaptureError
 from dynamo_backends.interface.executable import StepProgram
 
@@ -83,7 +83,7 @@ class Snapshot:
     draws: Draws
     batch: BatchSpec
     leaves: Sequence[Any]
-    checks: PositionChecks
+    checks: IndexCheckedGraph
 
     def check(self) -> None:
         """Checks that a file can hold all that the step does.

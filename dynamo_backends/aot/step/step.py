@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private.placeholders import function_mode_depth, pop_function_modes
+from dynamo_backends._torch_private.pending_tensors import function_mode_depth, pop_function_modes
 from dynamo_backends.aot.step.accumulation import StepCall
 from dynamo_backends.aot.step.program.backends import TORCHS
 from dynamo_backends.aot.step.program.mesh_layout import GlobalBatch
@@ -31,10 +31,14 @@ from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.unsupported_hooks import outside_effect
 from dynamo_backends.interface.compiler import compiler
 from dynamo_backends.interface.errors import SaveError, StepCaptureError, StepDeviceError
-from dynamo_backends.interface.publishing import NO_OPERATORS, publish_uncaptured, uncaptured_error
-from dynamo_backends.interface.registry import load
+from dynamo_backends.interface.publishing import (
+    NO_OPERATORS,
+    publish_nothing_compiled,
+    uncaptured_error,
+)
+from dynamo_backends.interface.registry import import_attribute
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.foreign import refuse_step
+from dynamo_backends.runtime.foreign_devices import refuse_foreign_step
 
 log = logging.getLogger("dynamo_backends")
 
@@ -173,7 +177,7 @@ class Step(SegmentRunner):
         Raises:
             SaveError: No step was taken yet, or it does what a file cannot hold.
         """
-        write: Callable[[Any, Snapshot], None] = load(_SAVING)
+        write: Callable[[Any, Snapshot], None] = import_attribute(_SAVING)
         write(path, self.snapshot())
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -231,7 +235,7 @@ class Step(SegmentRunner):
         name = str(getattr(function, "__qualname__", type(function).__name__))
         if backend.strict:
             raise uncaptured_error(backend.name, name, NO_OPERATORS)
-        publish_uncaptured(GraphReport(backend.name, "step"), name, NO_OPERATORS)
+        publish_nothing_compiled(GraphReport(backend.name, "step"), name, NO_OPERATORS)
 
     def _before_programs(self, session: Session, result: Any) -> None:
         """The function has returned, and its last program has not run."""
@@ -327,7 +331,7 @@ class Step(SegmentRunner):
         if change is not None:
             try:
                 backend = self._state.backend
-                refuse_step(self._state.inventory.tensors, backend.name, backend.home)
+                refuse_foreign_step(self._state.inventory.tensors, backend.name, backend.home)
             except StepDeviceError as error:
                 self._compile_parts(error)
             replaced, is_like = change

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from dynamo_backends._torch_private.testing import BinaryUfuncInfo, OpInfo, UnaryUfuncInfo
 from dynamo_backends.conformance.operators.database import CHOICES, INDICES_ALONG, UNINITIALISED
 from dynamo_backends.conformance.operators.extremes import extreme_difference
-from dynamo_backends.verify import difference
+from dynamo_backends.verify import describe_difference
 
 SEED = 7
 
@@ -87,7 +87,7 @@ def draws(call: Call) -> bool:
 
 def _equal(first: list[Any], second: list[Any]) -> bool:
     first, second = dense(first), dense(second)
-    return difference(first, second, first) is None
+    return describe_difference(first, second, first) is None
 
 
 def shapes(values: list[Any]) -> list[Any]:
@@ -127,7 +127,7 @@ def describe_mismatch(call: Call, expected: list[Any], results: list[Any]) -> st
     if call.extremes:
         signs = isinstance(call.op, UnaryUfuncInfo | BinaryUfuncInfo) and name not in CHOICES
         return extreme_difference(expected, results, precise, signs)
-    return difference(expected, results, precise) or far_apart(expected, results)
+    return describe_difference(expected, results, precise) or far_apart(expected, results)
 
 
 def far_apart(expected: Sequence[Any], results: Sequence[Any]) -> str | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends.verify import difference
+from dynamo_backends.verify import describe_difference
 
 _NAN, _INF = float("nan"), float("inf")
 
@@ -130,7 +130,7 @@ def extreme_difference(
     precise: Sequence[Any],
     signs: bool,
 ) -> str | None:
-    """Returns what distinguishes results from eager's; as `difference`, and extremes one by one.
+    """Returns what distinguishes results from eager's; judges infinities and NaN one by one.
 
     Where eager and its float64 reference are of different kinds (a number, NaN, an infinity), both
     are right; so with the sign of a zero. A number is right within a unit in its last place of the
@@ -143,7 +143,7 @@ def extreme_difference(
         signs: Whether zeros have signs.
     """
     if len(expected) != len(results):
-        return difference(expected, results, precise)
+        return describe_difference(expected, results, precise)
     compared = [
         _comparable(*three, signs) for three in zip(expected, results, precise, strict=True)
     ]
@@ -151,7 +151,7 @@ def extreme_difference(
         if wrong is not None:
             return f"output {i} {wrong}"
     eagers, found, wide = ([three[k] for three in compared] for k in range(3))
-    return difference(eagers, found, wide)
+    return describe_difference(eagers, found, wide)
 
 
 def _comparable(e: Any, r: Any, p: Any, signs: bool) -> tuple[Any, Any, Any, str | None]:

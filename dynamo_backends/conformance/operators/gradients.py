@@ -16,9 +16,9 @@ from dynamo_backends.conformance.operators.running import NOISY
 from dynamo_backends.conformance.outcomes import Outcome
 from dynamo_backends.conformance.subject import OPERATORS, compiler_of
 from dynamo_backends.interface.errors import brief_error, first_line
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.logs import silence_loggers
 from dynamo_backends.interface.report import record
-from dynamo_backends.verify import difference
+from dynamo_backends.verify import describe_difference
 
 DTYPES = (torch.float32, torch.float64)
 """Of inputs."""
@@ -47,7 +47,7 @@ def run(op: OpInfo, dtype: torch.dtype, backend: str, limit: int | None = None) 
     outcome = Outcome(database.full_name(op), database.name_of(dtype), group="gradients")
     compiler = compiler_of(backend, **OPERATORS)
     torch.manual_seed(0)
-    with warnings.catch_warnings(), silenced(*NOISY):
+    with warnings.catch_warnings(), silence_loggers(*NOISY):
         warnings.simplefilter("ignore")
         samples = database.choose(list(op.sample_inputs("cpu", dtype, requires_grad=True)), limit)
         size = running.TOGETHER
@@ -236,9 +236,9 @@ def _fails_in_torch(call: _Call, expected: _Gradients, fullgraph: bool) -> bool:
 def _judge(call: _Call, expected: _Gradients, results: _Gradients) -> str | None:
     theirs, ours = expected.all, results.all
     if any(x.dtype in (torch.float64, torch.complex128) for x in theirs):
-        return difference(theirs, ours, theirs) or far_apart(theirs, ours)
+        return describe_difference(theirs, ours, theirs) or far_apart(theirs, ours)
     precise = call.precise(expected.cotangents)
     reference = theirs if precise is None else precise.all
     if [p.shape for p in reference] != [e.shape for e in theirs]:
         reference = theirs
-    return difference(theirs, ours, reference)
+    return describe_difference(theirs, ours, reference)

@@ -21,7 +21,7 @@ from dynamo_backends.conformance.operators.extremes import variants
 from dynamo_backends.conformance.outcomes import Outcome, how_it_ended
 from dynamo_backends.conformance.subject import OPERATORS, compiler_of
 from dynamo_backends.interface.errors import brief_error, first_line
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.logs import silence_loggers
 from dynamo_backends.interface.report import GraphReport, record
 
 NOISY = ("dynamo_backends", "torch._subclasses.fake_tensor")
@@ -49,7 +49,7 @@ def run(
     outcome = Outcome(database.full_name(op), database.name_of(dtype))
     compiler = compiler_of(backend, **OPERATORS)
     torch.manual_seed(0)
-    with warnings.catch_warnings(), silenced(*NOISY), torch.no_grad():
+    with warnings.catch_warnings(), silence_loggers(*NOISY), torch.no_grad():
         warnings.simplefilter("ignore")
         samples = database.choose(list(op.sample_inputs("cpu", dtype, requires_grad=False)), limit)
         if extremes and database.takes_extremes(op, dtype):

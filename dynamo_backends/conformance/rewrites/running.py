@@ -21,7 +21,7 @@ from dynamo_backends.conformance.rewrites.shrinking import Case, shrink
 from dynamo_backends.conformance.subject import PROGRAMS, compiler_of, reports_itself
 from dynamo_backends.conformance.workers import Worker
 from dynamo_backends.interface.errors import brief_error
-from dynamo_backends.interface.logs import silenced
+from dynamo_backends.interface.logs import silence_loggers
 from dynamo_backends.interface.report import record
 
 
@@ -105,7 +105,7 @@ def run(check: Check, backend: str, shrink_s: float = 30.0) -> Outcome:
         backend: See `bench.backends.require`.
         shrink_s: Seconds in which a smaller graph is looked for, if this one fails.
     """
-    with warnings.catch_warnings(), silenced(*_NOISY), torch.no_grad():
+    with warnings.catch_warnings(), silence_loggers(*_NOISY), torch.no_grad():
         warnings.simplefilter("ignore")
         outcome = _Runner(backend).run(check, shrink_s)
     torch._dynamo.reset()
@@ -264,7 +264,7 @@ def smallest_crash(outcome: Outcome, backend: str, limit_s: float) -> Outcome:
 def _survives(given: tuple[Case, str]) -> bool:
     """Runs a case in a process of its own; True, if that is still there."""
     case, backend = given
-    with warnings.catch_warnings(), silenced(*_NOISY), torch.no_grad():
+    with warnings.catch_warnings(), silence_loggers(*_NOISY), torch.no_grad():
         warnings.simplefilter("ignore")
         _Runner(backend).failure(case)
     return True

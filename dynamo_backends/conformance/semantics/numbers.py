@@ -10,7 +10,7 @@ from torch.nn.functional import dropout
 from dynamo_backends.conformance.comparing import ensure
 from dynamo_backends.conformance.registering import Table
 from dynamo_backends.conformance.subject import OwnRandomNumbersError, Subject
-from dynamo_backends.verify.mismatch import pattern_difference
+from dynamo_backends.verify.mismatch import describe_nonfinite_mismatch
 
 CHECKS = Table()
 
@@ -60,7 +60,7 @@ def not_a_number_and_infinities(subject: Subject, value: Any) -> None:
     x = torch.tensor([[torch.nan, 1.0, -2.0], [inf, -inf, 3.0]])
     subject.check(value, x)
     for i, (result, expected) in enumerate(zip(subject.compile(value)(x), value(x), strict=True)):
-        wrong = pattern_difference(expected, result)
+        wrong = describe_nonfinite_mismatch(expected, result)
         ensure(not wrong, f"output {i} {wrong}")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.program.scalars import CONVERSIONS
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.position_checks import InputCheck
+from dynamo_backends.graph.index_checks import InputCheck
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import PackageError, SaveError
 from dynamo_backends.interface.options import Options

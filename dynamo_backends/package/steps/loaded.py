@@ -17,7 +17,7 @@ from dynamo_backends.package.machine import package_summary
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.steps.described import Described
 from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, Found, decoded, match_leaves
-from dynamo_backends.runtime.position_checks import OutsideInputs
+from dynamo_backends.runtime.index_checks import InputBoundsCheck
 
 if TYPE_CHECKING:
     from dynamo_backends.capture.explanation import Explanation
@@ -71,7 +71,7 @@ class LoadedStep:
         self._lock = fork_safe_lock()
         before, flag = described.before, described.flag
         updates = sum(x.updated_by is not None for x in described.inputs)
-        self._outside = None if before is None else OutsideInputs(before)
+        self._outside = None if before is None else InputBoundsCheck(before)
         self._flag = None if flag is None else flag - updates
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,14 +14,14 @@ from dynamo_backends.aot.step.program.verified import VerifiedStep
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
-from dynamo_backends.interface.counters import keep_count_of
+from dynamo_backends.interface.counters import track_executable
 from dynamo_backends.interface.errors import (
     CompileError,
     DynamoBackendsError,
     FallbackRefusedError,
     PackageError,
     brief_error,
-    done_without,
+    suppress_and_log,
 )
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.publishing import publish
@@ -90,7 +90,7 @@ def _loaded(archive: Archive, strict: bool) -> LoadedStep:
     report.cache_hits = int(loaded.program.from_disk)
     seconds = time.perf_counter() - start
     report.note_compilation(Compilation((), 1, report.cache_hits, seconds))
-    with done_without(report, "publishing a report"):
+    with suppress_and_log(report, "publishing a report"):
         publish(report)
     return loaded
 
@@ -144,8 +144,8 @@ class _Making:
                 step.program = _call_by_call(self._described.whole())
                 step.backend = report.backend = "aot_eager"
                 self._tell("runs in eager, operator by operator", f"{reason}; {brief_error(error)}")
-        keep_count_of(step.program)
-        step.program.report_to(report)
+        track_executable(step.program)
+        step.program.set_report(report)
         if step.backend == self.backend:
             self._compare(step, report)
 

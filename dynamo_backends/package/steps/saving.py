@@ -31,8 +31,13 @@ from dynamo_backends.package.machine import described
 from dynamo_backends.package.spec import Spec
 from dynamo_backends.package.steps.described import inner_of, parsed
 from dynamo_backends.package.structure import NUMBER, OUTPUT, TENSOR, encoded
-from dynamo_backends.verify.comparator import difference
-from dynamo_backends.verify.reference import in_float64, restore_rng, snapshot_rng, widen
+from dynamo_backends.verify.comparator import describe_difference
+from dynamo_backends.verify.reference import (
+    module_in_float64,
+    restore_rng,
+    snapshot_rng,
+    widen_to_float64,
+)
 
 
 def save_step(path: str | os.PathLike[str], step: Snapshot) -> None:
@@ -131,10 +136,12 @@ def _difference(step: Snapshot, program: StepProgram) -> str | None:
                    if y.updated_by is not None]  # fmt: skip
 
         def precise() -> Sequence[Any]:
-            computed: Sequence[Any] = in_float64(step.graph.module)(*map(widen, inputs))
+            computed: Sequence[Any] = module_in_float64(step.graph.module)(
+                *map(widen_to_float64, inputs)
+            )
             return computed
 
-        return difference(expected, [*updated, *program.outputs(taken)], precise)
+        return describe_difference(expected, [*updated, *program.outputs(taken)], precise)
 
 
 def _contents(step: Snapshot) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import sympy
 
-from dynamo_backends.interface.protocols import Buckets, NamedBounds
+from dynamo_backends.interface.protocols import BucketRule, NamedBounds
 from dynamo_backends.runtime.cache import LRU
 
 Sizes = Mapping[sympy.Symbol, int]
@@ -38,19 +38,19 @@ def round_up(value: int, growth: float, most: int | None = None) -> int:
     return bound if most is None else max(min(bound, most), value)
 
 
-def positions(sizes: Sizes) -> int:
+def count_positions(sizes: Sizes) -> int:
     """Returns the product of all sizes, a measure of a program's work."""
     return math.prod(max(n, 1) for n in sizes.values())
 
 
-def waste(bounds: Sizes, sizes: Sizes) -> float:
+def padding_ratio(bounds: Sizes, sizes: Sizes) -> float:
     """Returns padded work divided by real work; infinite if a size exceeds its bound."""
     if any(n > bounds[s] for s, n in sizes.items()):
         return math.inf
-    return positions(bounds) / positions(sizes)
+    return count_positions(bounds) / count_positions(sizes)
 
 
-class Rounding:
+class BucketRounding:
     """Rounds the sizes of one graph up to bounds.
 
     Args:
@@ -61,7 +61,7 @@ class Rounding:
 
     def __init__(
         self,
-        rule: Buckets,
+        rule: BucketRule,
         most: Mapping[sympy.Symbol, int | None],
         named: Mapping[str, Sequence[int]],
     ):
@@ -69,11 +69,11 @@ class Rounding:
         self._most = most
         self._named = named
 
-    def narrow(self, sizes: Sizes) -> Sizes | None:
+    def nearest_bounds(self, sizes: Sizes) -> Sizes | None:
         """Returns the closest bounds; None if the sizes exceed the user's bounds."""
         return self._rounded(sizes, self._growth)
 
-    def wide(self, sizes: Sizes) -> Sizes | None:
+    def wide_bounds(self, sizes: Sizes) -> Sizes | None:
         """Returns bounds at powers of two, or the user's; None if sizes exceed them."""
         return self._rounded(sizes, max(self._growth, 2))
 
@@ -97,7 +97,7 @@ class Rounding:
         return round_up(size, growth, most) if self._growth > 1 else None
 
 
-class Demand:
+class PaddingDemand:
     """Remembers sizes of calls to find the bounds that would reduce padding most.
 
     Args:
@@ -105,23 +105,25 @@ class Demand:
         allowed: Ratio of computed to real positions that is narrow enough.
     """
 
-    def __init__(self, rounding: Rounding, allowed: float):
+    def __init__(self, rounding: BucketRounding, allowed: float):
         self._rounding = rounding
         self._allowed = allowed
         self._seen: LRU[tuple[int, ...], Sizes] = LRU(_SEEN)
 
-    def note(self, sizes: Sizes) -> None:
+    def note_sizes(self, sizes: Sizes) -> None:
         """Records the sizes of a call."""
         self._seen.put(tuple(sizes.values()), sizes)
 
-    def is_met(self, bounds: Sizes, sizes: Sizes) -> bool:
+    def is_narrow_enough(self, bounds: Sizes, sizes: Sizes) -> bool:
         """Returns whether a program's bounds are close enough to a call's sizes."""
-        narrow = self._rounding.narrow(sizes)
+        narrow = self._rounding.nearest_bounds(sizes)
         if narrow is None:
             return True
-        return waste(bounds, sizes) <= max(self._allowed, waste(narrow, sizes))
+        return padding_ratio(bounds, sizes) <= max(self._allowed, padding_ratio(narrow, sizes))
 
-    def wanted(self, there: Sequence[Sizes], refused: Collection[tuple[int, ...]]) -> Sizes | None:
+    def find_best_bounds(
+        self, there: Sequence[Sizes], refused: Collection[tuple[int, ...]]
+    ) -> Sizes | None:
         """Returns the bounds that would reduce padding most; None if none would.
 
         Args:
@@ -131,20 +133,26 @@ class Demand:
         unmet = [(s, n) for s in tuple(self._seen.values()) if (n := self._spare(s, there)) > 0]
         best, most = None, 0
         for bounds in self._choices([sizes for sizes, _ in unmet]):
-            own = positions(bounds)
-            spared = sum(n - own for s, n in unmet if n > own and waste(bounds, s) < math.inf)
+            own = count_positions(bounds)
+            spared = sum(
+                n - own for s, n in unmet if n > own and padding_ratio(bounds, s) < math.inf
+            )
             if spared > most and tuple(bounds.values()) not in refused:
                 best, most = bounds, spared
         return best
 
     def _spare(self, sizes: Sizes, there: Sequence[Sizes]) -> int:
         """Returns the positions that are computed for sizes; 0: there may be so many."""
-        best = min((b for b in there if waste(b, sizes) < math.inf), key=positions, default=None)
-        return 0 if best is None or self.is_met(best, sizes) else positions(best)
+        best = min(
+            (b for b in there if padding_ratio(b, sizes) < math.inf),
+            key=count_positions,
+            default=None,
+        )
+        return 0 if best is None or self.is_narrow_enough(best, sizes) else count_positions(best)
 
     def _choices(self, unmet: Sequence[Sizes]) -> list[Sizes]:
         """Bounds of these sizes, and what they can be combined to."""
-        rounded = [b for s in unmet if (b := self._rounding.narrow(s)) is not None]
+        rounded = [b for s in unmet if (b := self._rounding.nearest_bounds(s)) is not None]
         if not rounded:
             return []
         values = [sorted({b[symbol] for b in rounded}) for symbol in rounded[0]]

@@ -11,17 +11,17 @@ from typing import Any, Protocol
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.graph.passes import PASSES
 from dynamo_backends.interface.counters import PASSES as PASSES_STAGE
-from dynamo_backends.interface.counters import stage
+from dynamo_backends.interface.counters import time_stage
 from dynamo_backends.interface.options import Options
-from dynamo_backends.interface.report import GraphReport, Served
+from dynamo_backends.interface.report import GraphReport, ServedCalls
 from dynamo_backends.runtime.cache import LRU
 
 
-class Compiled(Protocol):
+class CompiledCallable(Protocol):
     """The interface of a boxed function that runs a graph."""
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedCalls:
         """The calls that it served."""
         ...
 
@@ -30,14 +30,14 @@ class Compiled(Protocol):
         ...
 
 
-class Comparable(Compiled, Protocol):
+class VerifiableCallable(CompiledCallable, Protocol):
     """A `CompiledCallable` whose next call can be verified against eager."""
 
-    def verify_again(self) -> None:
+    def verify_next_call(self) -> None:
         """Verifies the next call against eager, as `Program.verify_next_call`."""
 
 
-class Request:
+class ProgramRequest:
     """A call's sizes for which a program is needed, and the graph for them.
 
     Args:
@@ -54,7 +54,7 @@ class Request:
     @functools.cached_property
     def graph(self) -> Graph:
         """The graph for these sizes, after all passes."""
-        with stage(PASSES_STAGE):
+        with time_stage(PASSES_STAGE):
             graph = self._make()
             PASSES(graph)
         return graph
@@ -63,7 +63,7 @@ class Request:
 class ShapeStrategy(Protocol):
     """A way to run sizes in a program that was compiled for other sizes."""
 
-    def find(self, request: Request) -> Compiled | None:
+    def find(self, request: ProgramRequest) -> CompiledCallable | None:
         """Returns a program for the requested sizes; None to try the next strategy."""
         ...
 
@@ -79,14 +79,14 @@ class ExactPrograms:
     def __init__(self, options: Options, report: GraphReport):
         self._options = options
         self._report = report
-        self._programs: LRU[Hashable, Compiled] = LRU(options.max_executables)
+        self._programs: LRU[Hashable, CompiledCallable] = LRU(options.max_executables)
         self._displaced = 0  # programs of one set of sizes that made room for others
 
-    def get(self, key: Hashable) -> Compiled | None:
+    def get(self, key: Hashable) -> CompiledCallable | None:
         """Returns the program of these sizes; None if there is none."""
         return self._programs.get(key)
 
-    def put(self, key: Hashable, program: Compiled) -> None:
+    def put(self, key: Hashable, program: CompiledCallable) -> None:
         """Stores the program of these sizes, evicting the least recently used."""
         most = self._options.max_executables
         if len(self._programs) >= most and program.served.by == "exact":

@@ -20,11 +20,15 @@ import torch
 from torch import Tensor, fx
 
 from dynamo_backends._torch_private import OpOverload, counts_flops
-from dynamo_backends.graph.calls import is_pointwise
+from dynamo_backends.graph.call_arguments import is_pointwise
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.precision import ROUNDING, may_be_tf32
-from dynamo_backends.verify import in_float64, widen
-from dynamo_backends.verify.mismatch import aliases, is_inexact, shape_difference
+from dynamo_backends.graph.precision import ROUNDING, allows_tf32
+from dynamo_backends.verify import module_in_float64, widen_to_float64
+from dynamo_backends.verify.mismatch import (
+    describe_layout_mismatch,
+    find_output_aliases,
+    is_inexact,
+)
 from dynamo_backends.verify.noise import UNWRITTEN
 
 TOLERANCE = {
@@ -54,7 +58,7 @@ Run = Callable[[list[Any]], Sequence[Any]]
 """A compiled call, on the list of its inputs."""
 
 
-class EagerRefused(Exception):
+class EagerRefusedError(Exception):
     """Raised when eager itself raises on the inputs of a trial, so they show nothing."""
 
 
@@ -79,10 +83,10 @@ class Judge:
         Raises:
             EagerRefused: Eager does not take these inputs, so they show nothing.
         """
-        expectation = self.expect(args)
-        return expectation.wrong(run(list(args)))
+        expectation = self.run_eager(args)
+        return expectation.find_mismatch(run(list(args)))
 
-    def expect(self, args: Sequence[Any]) -> "Expectation":
+    def run_eager(self, args: Sequence[Any]) -> "Expectation":
         """Runs eager on inputs that the compiled call may overwrite later.
 
         Raises:
@@ -93,7 +97,7 @@ class Judge:
         try:
             expected = self._graph.module(*args)
         except Exception as error:
-            raise EagerRefused(type(error).__name__) from error
+            raise EagerRefusedError(type(error).__name__) from error
         return Expectation(self._graph, self._promised, args, expected)
 
     def _hold_indices(self, args: Sequence[Any]) -> None:
@@ -106,7 +110,7 @@ class Judge:
             self._graph.module(*(x.cpu() for x in args))
         except Exception as error:  # of others than those of indices the device itself is asked
             if _OUT_OF_BOUNDS.search(str(error)):
-                raise EagerRefused(type(error).__name__) from error
+                raise EagerRefusedError(type(error).__name__) from error
 
 
 class Expectation:
@@ -132,7 +136,7 @@ class Expectation:
         self._before = [x.clone() for x in args]
         self._expected = expected
 
-    def wrong(self, results: Sequence[Any]) -> str | None:
+    def find_mismatch(self, results: Sequence[Any]) -> str | None:
         """Describes what is wrong with a compiled call's results; None if nothing is.
 
         Raises:
@@ -160,7 +164,7 @@ class Expectation:
         scale = e.abs()
         if isinstance(target, OpOverload) and counts_flops(target) and e.numel():
             scale = e.abs().nan_to_num(0, 0, 0).max().expand_as(scale)
-            if e.device.type == "cuda" and may_be_tf32(target):
+            if e.device.type == "cuda" and allows_tf32(target):
                 tolerance = max(tolerance, 2 * ROUNDING)  # of either factor
         error = (e - r).abs()
         near = (error <= tolerance * scale) & scale.isfinite()
@@ -207,13 +211,13 @@ class Expectation:
 
     @functools.cached_property
     def _module_in_float64(self) -> fx.GraphModule:
-        return in_float64(self._graph.module)
+        return module_in_float64(self._graph.module)
 
     def _reference(self, args: Sequence[Any]) -> Sequence[Tensor]:
         try:
-            precise: Sequence[Tensor] = self._module_in_float64(*map(widen, args))
+            precise: Sequence[Tensor] = self._module_in_float64(*map(widen_to_float64, args))
         except Exception as error:
-            raise EagerRefused(type(error).__name__) from error
+            raise EagerRefusedError(type(error).__name__) from error
         return precise
 
     def _handling(self, results: Sequence[Any]) -> str | None:
@@ -222,10 +226,12 @@ class Expectation:
         if len(results) != len(expected):
             return f"results are {len(results)} instead of {len(expected)}"
         for i, (e, r, promised) in enumerate(zip(expected, results, self._promised, strict=True)):
-            text = shape_difference(e, r, promised)
+            text = describe_layout_mismatch(e, r, promised)
             if text is not None:
                 return f"output {i} {text}"
-        pairs = zip(aliases(args, expected), aliases(args, results), strict=True)
+        pairs = zip(
+            find_output_aliases(args, expected), find_output_aliases(args, results), strict=True
+        )
         for i, (usual, found) in enumerate(pairs):
             if not set(found) <= set(usual):
                 return f"output {i} shares memory that eager's does not"
@@ -252,5 +258,5 @@ def _moved(tensor: Tensor, direction: Any) -> Tensor:
     if not is_inexact(tensor) or tensor.dtype.itemsize < 2:
         return tensor
     eps = torch.finfo(tensor.dtype.to_real()).eps
-    wide: Tensor = widen(tensor)
+    wide: Tensor = widen_to_float64(tensor)
     return wide * (1 + direction * eps * (8 if eps < 1e-4 else 2))

@@ -16,19 +16,19 @@ import torch
 from torch import fx
 
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.planned import Rules, compile_decomposed
+from dynamo_backends.graph.planned_decomposition import Rules, compile_decomposed
 from dynamo_backends.interface.errors import LoweringError
 from dynamo_backends.verify import restore_rng, snapshot_rng
-from dynamo_backends.verify.trials.judge import EagerRefused, Expectation, Judge, Run
-from dynamo_backends.verify.trials.trials import (
+from dynamo_backends.verify.trials.call_trials import (
     Compile,
     Spare,
-    elements,
-    is_product,
-    is_run,
+    count_elements,
+    is_matmul_or_conv,
+    is_run_in_trial,
+    sanitized_samples,
     single_call_graph,
-    spared_samples,
 )
+from dynamo_backends.verify.trials.judge import EagerRefusedError, Expectation, Judge, Run
 
 log = logging.getLogger("dynamo_backends")
 
@@ -60,7 +60,7 @@ class Trial:
     given: Given | None
 
 
-def trial_of(node: fx.Node, spare: Spare, given: Given | None = None) -> Trial:
+def make_trial(node: fx.Node, spare: Spare, given: Given | None = None) -> Trial:
     """Makes a trial of a call: its own graph, and samples unless it is too large to run.
 
     Args:
@@ -68,8 +68,8 @@ def trial_of(node: fx.Node, spare: Spare, given: Given | None = None) -> Trial:
         spare: Takes what is accepted as a difference out of an input.
         given: What it is run on instead of samples, however large it is.
     """
-    if given is None and is_run(node):
-        given = lambda: spared_samples(node, spare)  # noqa: E731
+    if given is None and is_run_in_trial(node):
+        given = lambda: sanitized_samples(node, spare)  # noqa: E731
     return Trial(node, single_call_graph(node), given)
 
 
@@ -82,7 +82,7 @@ def make_binding_compiler(compile_graph: Compile) -> Make:
     return lambda graph, names: compile_graph(graph).bind(())[0]
 
 
-def bound_decomposed(compile_graph: Compile, rules: Callable[[], Rules]) -> Make:
+def make_decomposing_binder(compile_graph: Compile, rules: Callable[[], Rules]) -> Make:
     """Returns a function that decomposes a graph's calls, then compiles and binds it.
 
     Args:
@@ -92,7 +92,7 @@ def bound_decomposed(compile_graph: Compile, rules: Callable[[], Rules]) -> Make
     return lambda graph, names: compile_decomposed(graph, names, rules(), compile_graph).bind(())[0]
 
 
-def right_together(trials: Mapping[str, Trial], make: Make) -> set[str]:
+def run_merged_trials(trials: Mapping[str, Trial], make: Make) -> set[str]:
     """Compiles and runs trials merged into few graphs; returns the kinds that are right.
 
     Args:
@@ -114,7 +114,7 @@ def _groups(trials: Mapping[str, Trial]) -> Iterator[Group]:
     for kind, trial in trials.items():
         if trial.graph.outputs:
             runs = trial.given is not None
-            alike.setdefault((runs, runs and is_product(trial.node)), {})[kind] = trial
+            alike.setdefault((runs, runs and is_matmul_or_conv(trial.node)), {})[kind] = trial
     for (runs, _), group in alike.items():
         yield from _portions(group, ELEMENTS if runs else None)
 
@@ -122,8 +122,8 @@ def _groups(trials: Mapping[str, Trial]) -> Iterator[Group]:
 def _portions(group: Group, most: int | None) -> Iterator[Group]:
     portion: Group = {}
     size = 0
-    for kind, trial in sorted(group.items(), key=lambda item: elements(item[1].node)):
-        count = elements(trial.node)
+    for kind, trial in sorted(group.items(), key=lambda item: count_elements(item[1].node)):
+        count = count_elements(trial.node)
         too_much = most is not None and size + count > most
         if portion and (len(portion) == TOGETHER or too_much):
             yield portion
@@ -156,7 +156,7 @@ def _right(group: Group, make: Make) -> set[str]:
 
 def _right_in_one(group: Group, make: Make) -> set[str]:
     if any(trial.given is None for trial in group.values()):
-        side_by_side = SideBySide([trial.graph for trial in group.values()])
+        side_by_side = MergedCalls([trial.graph for trial in group.values()])
         make(side_by_side.graph, side_by_side.names)
         return set(group)
     state = snapshot_rng()
@@ -165,7 +165,7 @@ def _right_in_one(group: Group, make: Make) -> set[str]:
         turns = {kind: turn for kind, turn in turns.items() if turn.next()}
         if len(turns) < 2:
             return set()
-        side_by_side = SideBySide([group[kind].graph for kind in turns])
+        side_by_side = MergedCalls([group[kind].graph for kind in turns])
         run = make(side_by_side.graph, side_by_side.names)
         waiting = list(turns.values())
         while any(turn.is_new for turn in waiting):
@@ -178,7 +178,7 @@ def _right_in_one(group: Group, make: Make) -> set[str]:
         restore_rng(state)
 
 
-class SideBySide:
+class MergedCalls:
     """One graph of several independent calls, with the inputs and outputs of all.
 
     Args:
@@ -234,8 +234,8 @@ class _Turns:
         """Goes on to the next sample that eager takes, if there is one; the old one stays else."""
         self.is_new = False
         for args in () if self._is_wrong else self._left:
-            with contextlib.suppress(EagerRefused):  # an operator does not take every number
-                self._expectation = self._judge.expect(args)
+            with contextlib.suppress(EagerRefusedError):  # an operator does not take every number
+                self._expectation = self._judge.run_eager(args)
                 self.args, self.is_new = args, True
                 break
         return self.is_new
@@ -244,8 +244,8 @@ class _Turns:
         """Judges results of the sample, unless that was done before."""
         if not self.is_new or self._expectation is None:
             return
-        with contextlib.suppress(EagerRefused):  # in float64
-            self._is_wrong = self._expectation.wrong(results) is not None
+        with contextlib.suppress(EagerRefusedError):  # in float64
+            self._is_wrong = self._expectation.find_mismatch(results) is not None
             self._judged += 1
 
     @property

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends.graph.calls import arguments, is_pointwise
-from dynamo_backends.graph.layouts import empty_as
+from dynamo_backends.graph.call_arguments import bind_arguments, is_pointwise
+from dynamo_backends.graph.layouts import empty_strided_like
 
 _NAN, _INF = float("nan"), float("inf")
 _FLOATS = (0.0, -0.0, 0.5, 1.5, 2.5, -0.5, -1.5, 3.0, -3.0, 1e4, -1e4, 7.3, -7.3)
@@ -84,7 +84,7 @@ _SHIFTS = frozenset(
 )  # whose second argument is a count of bits
 
 
-def samples(node: fx.Node) -> Iterator[list[Tensor]]:
+def make_samples(node: fx.Node) -> Iterator[list[Tensor]]:
     """Yields a call's trial inputs: one tensor per node that it reads; deterministic.
 
     Args:
@@ -104,7 +104,7 @@ def samples(node: fx.Node) -> Iterator[list[Tensor]]:
 def _all_samples(node: fx.Node) -> Iterator[list[Tensor]]:
     values = [n.meta["val"] for n in node.all_input_nodes]
     for turn in range(sample_count(values)):
-        yield sample(node.target, values, turn)
+        yield make_sample(node.target, values, turn)
     floats = [i for i, v in enumerate(values) if v.dtype.is_floating_point and v.numel()]
     if is_pointwise(node.target):
         for places in (floats, _integers(node)):
@@ -175,7 +175,7 @@ def sample_count(values: Sequence[Tensor]) -> int:
     return math.ceil(len(_KNOWN) / largest) if 0 < largest < len(_KNOWN) else 1
 
 
-def sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
+def make_sample(op: Any, values: Sequence[Tensor], turn: int = 0) -> list[Tensor]:
     """Makes the sample number `turn` of usual numbers for an operator's inputs.
 
     Operators that work element by element get integers of both signs, halves, infinities and NaN;
@@ -227,7 +227,7 @@ def _tensor(fake: Tensor, floats: Line, integers: Line, generator: torch.Generat
 def _stored_as(fake: Tensor, dense: Tensor) -> Tensor:
     """Copies elements into the fake tensor's strides; of overlapping ones the first."""
     if 0 not in fake.stride():
-        return empty_as(fake).copy_(dense)
+        return empty_strided_like(fake).copy_(dense)
     once = [slice(None if stride else 1) for stride in fake.stride()]
     apart = [
         1 if not stride else size for size, stride in zip(fake.shape, fake.stride(), strict=True)
@@ -272,7 +272,7 @@ def _paired(
     count = values[places[0]].numel()
     pairs = list(itertools.product(*(_to_be_paired(values[i].dtype) for i in places[:2])))
     for turn in range(min(_MOST_TURNS, math.ceil(len(pairs) / count))):
-        found = sample(node.target, values)
+        found = make_sample(node.target, values)
         for order, place in enumerate(places):
             line = [pairs[(turn * count + i) % len(pairs)][order % 2] for i in range(count)]
             dense = torch.tensor(line).to(values[place].dtype).view(values[place].shape)
@@ -283,7 +283,7 @@ def _paired(
 def _to_be_paired(dtype: torch.dtype) -> tuple[float, ...]:
     if dtype.is_floating_point:
         return _PAIRED
-    return (3, -3 if dtype.is_signed else 5, *extremes(dtype))
+    return (3, -3 if dtype.is_signed else 5, *extreme_integers(dtype))
 
 
 def _special_rows(
@@ -296,12 +296,12 @@ def _special_rows(
         kinds = tuple(kind for kind in _ROWS if math.isnan(kind[0]))
     fewest = min(values[i].numel() // _length(values[i]) for i in floats)
     for turn in range(math.ceil(len(kinds) / fewest)):
-        found = sample(node.target, values)
+        found = make_sample(node.target, values)
         for place in floats:
             special = _with_special_rows(found[place], kinds, turn)
             found[place] = _stored_as(values[place], special)
         yield found
-    last = sample(node.target, values)
+    last = make_sample(node.target, values)
     for place in floats:
         last[place] = _stored_as(values[place], _with_nan_at_the_end(last[place]))
     yield last
@@ -314,14 +314,14 @@ def _hard_floats(
     node: fx.Node, values: Sequence[Tensor], floats: Sequence[int]
 ) -> Iterator[list[Tensor]]:
     """Samples with large means, and where rows are kept apart with numbers of all sizes in them."""
-    found = sample(node.target, values)
+    found = make_sample(node.target, values)
     is_norm = "norm" in packet_name(node.target)  # large weights and biases cancel
     for place in floats[:1] if is_norm else floats:
         found[place] = _stored_as(values[place], found[place] + _MEAN)
     yield found
     if not _keeps_rows_apart(node.target):
         return
-    found = sample(node.target, values)
+    found = make_sample(node.target, values)
     squares = packet_name(node.target) in _VARIANCES | _NORMS
     most = 1e18 if squares else float(torch.finfo().max)
     for place in floats:
@@ -366,7 +366,7 @@ def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     chosen = [places, *([i] for i in places)] if len(places) > 1 else [places]
     if places and not is_pointwise(node.target):  # products of many, in which there is no 0
         generator = torch.Generator().manual_seed(0)
-        found = sample(node.target, values)
+        found = make_sample(node.target, values)
         for place in places:
             found[place] = _tensor(values[place], _floats, _signed_integers, generator)
         yield found
@@ -374,17 +374,17 @@ def _extreme(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         yield _shifts(node, values, places)
         chosen = [places[:1]]
     for which in chosen if places else ():
-        count = len(extremes(values[which[0]].dtype))
+        count = len(extreme_integers(values[which[0]].dtype))
         for turn in range(math.ceil(count / max(1, min(values[i].numel() for i in which)))):
-            found = sample(node.target, values, turn)
+            found = make_sample(node.target, values, turn)
             for place in which:
-                _write(found[place], extremes(values[place].dtype), turn + place)
+                _write(found[place], extreme_integers(values[place].dtype), turn + place)
             yield found
 
 
 def _shifts(node: fx.Node, values: Sequence[Tensor], places: Sequence[int]) -> list[Tensor]:
     """Makes a sample whose shift counts reach the type's width, exceed it, or are negative."""
-    found = sample(node.target, values)
+    found = make_sample(node.target, values)
     bits = torch.iinfo(node.meta["val"].dtype).bits
     count = values[places[1]].dtype
     numbers = [bits, bits + 1, 0, bits - 1, 33, 65, *((-1, -bits) if count.is_signed else ())]
@@ -404,7 +404,7 @@ def _hard_positions(node: fx.Node, values: Sequence[Tensor]) -> Iterator[list[Te
         if sizes.get(source, 1) > 1 and _is_integer(source.meta["val"])
     ]
     for back in (0, 1, 2) if places else ():
-        found = sample(node.target, values)
+        found = make_sample(node.target, values)
         for place, size in places:
             count = values[place].numel()
             line = (size - 1 - torch.arange(count)) % size
@@ -424,7 +424,7 @@ def _integers(node: fx.Node) -> list[int]:
     return [i for i, n in nodes if n not in positions and _is_integer(n.meta["val"])]
 
 
-def extremes(dtype: torch.dtype) -> tuple[int, ...]:
+def extreme_integers(dtype: torch.dtype) -> tuple[int, ...]:
     """Returns integers near a dtype's bounds, and some that floats cannot represent.
 
     The smallest is not among them: eager itself ends the process when that is divided by -1.
@@ -448,7 +448,7 @@ def _sizes_of_dimensions(node: fx.Node) -> dict[fx.Node, int]:
 
     Eager refuses others on a CPU. On an NVIDIA GPU they end all that the process does there.
     """
-    given, name = arguments(node), packet_name(node.target)
+    given, name = bind_arguments(node), packet_name(node.target)
     dimensions: list[tuple[Any, fx.Node, int]]
     if name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
         dimensions = [(given["indices"], given["weight"], 0)]
@@ -483,7 +483,7 @@ def _by_dimension(source: fx.Node, indices: Sequence[Any]) -> Iterator[tuple[Any
 def _named(node: fx.Node, names: Collection[str]) -> set[fx.Node]:
     """Returns the nodes that a call takes for the arguments of these names."""
     found: set[fx.Node] = set()
-    for name, value in arguments(node).items():
+    for name, value in bind_arguments(node).items():
         if name in names:
             fx.map_arg(value, found.add)
     return found

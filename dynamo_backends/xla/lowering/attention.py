@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from torch import fx
 
-from dynamo_backends.graph.calls import argument
+from dynamo_backends.graph.call_arguments import get_argument
 from dynamo_backends.xla.dtypes import accumulation_dtype
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.matmul import contract
@@ -29,13 +29,13 @@ _SMALL = 1 << 12
 
 def refuse_dropout(node: fx.Node) -> str | None:
     """Returns why attention with dropout has no lowering; None if it has none."""
-    if argument(node, "dropout_p"):
+    if get_argument(node, "dropout_p"):
         return "attention with dropout draws random numbers"
     return None
 
 
 def _debugs(node: fx.Node) -> str | None:
-    if argument(node, "return_debug_mask"):
+    if get_argument(node, "return_debug_mask"):
         return "it returns a debug mask"
     return refuse_dropout(node)
 

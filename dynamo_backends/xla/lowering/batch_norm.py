@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from torch import fx
 
-from dynamo_backends.graph.calls import argument
+from dynamo_backends.graph.call_arguments import get_argument
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.reduction import widen
 from dynamo_backends.xla.lowering.registry import Layout, by_name, register_lowering
@@ -112,7 +112,7 @@ def batch_norm_training(
 
 
 def _updates_in_place(node: fx.Node) -> str | None:
-    if argument(node, "training") and argument(node, "running_mean") is not None:
+    if get_argument(node, "training") and get_argument(node, "running_mean") is not None:
         return "it updates the running statistics in place"
     return None
 

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.runtime.ranks import is_shared
+from dynamo_backends.runtime.ranks import is_multiprocess
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import by_name, lookup, register_lowering
 
@@ -39,7 +39,7 @@ def _why_apart(name: object) -> str | None:
     """Returns why collectives of a process group are left to torch; None: they need not be."""
     if not isinstance(name, str):
         return "its process group is not known at compile time"
-    if not is_shared():
+    if not is_multiprocess():
         return "torch.distributed has only one process"
     group = private.process_group(name)
     if group is None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import torch
 from jax import lax
 
-from dynamo_backends.graph.counter_generator import DIGITS, PARITY, ROTATIONS, SECOND
+from dynamo_backends.graph.counter_based_rng import DIGITS, PARITY, ROTATIONS, SECOND
 from dynamo_backends.xla.dtypes import to_jax
 from dynamo_backends.xla.lowering.registry import register_lowering
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from torch import fx
 
 import dynamo_backends.graph.lstm  # noqa: F401 - declares two of the operators
-from dynamo_backends.graph.calls import argument
+from dynamo_backends.graph.call_arguments import get_argument
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import by_name, register_lowering
 
@@ -20,9 +20,9 @@ _LSTM = 2  # at::native's numbering of recurrent modes
 
 
 def _why_not(node: fx.Node) -> str | None:
-    if argument(node, "mode") != _LSTM:
+    if get_argument(node, "mode") != _LSTM:
         return "only LSTM layers are lowered"
-    several = argument(node, "num_layers") != 1 or argument(node, "bidirectional")
+    several = get_argument(node, "num_layers") != 1 or get_argument(node, "bidirectional")
     return "it is more than one layer" if several else None
 
 

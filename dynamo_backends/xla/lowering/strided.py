@@ -11,7 +11,7 @@ import torch
 from jax import lax
 from torch import fx
 
-from dynamo_backends.graph.layouts import dense_order, dense_strides
+from dynamo_backends.graph.layouts import dense_order, row_major_strides
 from dynamo_backends.xla.dtypes import accumulation_dtype, to_jax
 from dynamo_backends.xla.lowering.context import Context
 from dynamo_backends.xla.lowering.registry import register_lowering
@@ -85,7 +85,7 @@ def as_strided(
         return jnp.zeros(tuple(size), self.dtype)
     begin = _begin(ctx, storage_offset)
     memory, _ = _to_memory(ctx, self)
-    dense = zip(size, stride, dense_strides(size), strict=True)
+    dense = zip(size, stride, row_major_strides(size), strict=True)
     if all(n == 1 or s == d for n, s, d in dense):
         return memory[begin : begin + int(np.prod(size))].reshape(tuple(size))
     return jnp.take(memory, _places(size, stride, begin), mode="clip")

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from dynamo_backends.graph.aliasing import tensor_bytes
 from dynamo_backends.graph.graph import Graph, Role
-from dynamo_backends.graph.layouts import Exporter, Importer
-from dynamo_backends.interface.errors import as_compile_error
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
+from dynamo_backends.interface.errors import reraise_as_compile_error
 from dynamo_backends.interface.mesh import (
-    Collective,
+    CollectiveSummary,
+    InputPlacement,
     Mesh,
     MeshLayout,
     MeshReport,
-    Placed,
-    PlacedParameter,
+    ParameterPlacement,
 )
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.dtypes import to_jax
@@ -46,7 +46,7 @@ class ProgramShardings:
 
     def __init__(self, device: MeshDevice, graph: Graph, layout: MeshLayout):
         values = [p.meta["val"] for p in graph.placeholders]
-        importers = list(map(Importer, values))
+        importers = list(map(InputConverter, values))
         self.inputs: list[Any] = [
             device.sharding(placement, importer.storage.order)
             for placement, importer in zip(layout.inputs, importers, strict=True)
@@ -59,7 +59,7 @@ class ProgramShardings:
         first = len(self.outputs)
         for node, placement in zip(graph.outputs[first:], layout.outputs[first:], strict=True):
             value = node.meta["val"]
-            export = Exporter(value)
+            export = OutputConverter(value)
             storage = export.storage
             self.outputs.append(device.sharding(placement, storage.order, storage.expanded))
             self.results.append(jax.ShapeDtypeStruct(export.dense_shape, to_jax(value.dtype)))
@@ -106,7 +106,7 @@ def lower_split(
     Raises:
         CompileError: jax refuses it.
     """
-    with as_compile_error(f"jax cannot lower the {what} for the mesh"):
+    with reraise_as_compile_error(f"jax cannot lower the {what} for the mesh"):
         function = jax.jit(
             prologue.as_function(program),
             in_shardings=tuple(splits.inputs),
@@ -134,7 +134,7 @@ def compile_lowered(lowered: Any, program: core.ClosedJaxpr, device: MeshDevice,
     Raises:
         CompileError: XLA refuses it.
     """
-    with as_compile_error(f"XLA cannot compile the {what} for the mesh"):
+    with reraise_as_compile_error(f"XLA cannot compile the {what} for the mesh"):
         module = _jaxlib.bytecode(lowered)
         apart = device.ranks is not None
         return _jaxlib.compile_spmd_program(
@@ -158,7 +158,7 @@ _CALL = re.compile(rf" = (.*?) ({'|'.join(_KINDS)})(-start)?\(")
 _ARRAY = re.compile(r"\b([a-z]+)(\d*)\w*\[([\d,]*)\]")
 
 
-def collectives_of(program: str) -> tuple[Collective, ...]:
+def collectives_of(program: str) -> tuple[CollectiveSummary, ...]:
     """Counts the collectives in HLO text and sums their bytes, one entry per kind.
 
     Args:
@@ -171,7 +171,7 @@ def collectives_of(program: str) -> tuple[Collective, ...]:
             # What a start returns has its operands beside its results.
             size = max(arrays, default=0) if found[3] else sum(arrays)
             sizes.setdefault(found[2], []).append(size)
-    return tuple(Collective(k, len(sizes[k]), sum(sizes[k])) for k in _KINDS if k in sizes)
+    return tuple(CollectiveSummary(k, len(sizes[k]), sum(sizes[k])) for k in _KINDS if k in sizes)
 
 
 def _bytes(letters: str, bits: str, shape: str) -> int:
@@ -180,7 +180,7 @@ def _bytes(letters: str, bits: str, shape: str) -> int:
 
 
 def mesh_report(
-    mesh: Mesh, executable: Any, parameters: Sequence[tuple[Placed, Tensor]]
+    mesh: Mesh, executable: Any, parameters: Sequence[tuple[InputPlacement, Tensor]]
 ) -> MeshReport:
     """Returns the report of a mesh: placements, collectives and memory.
 
@@ -200,9 +200,9 @@ def mesh_report(
     )
 
 
-def _parameter(mesh: Mesh, placed: Placed, value: Tensor) -> PlacedParameter:
-    parts = [mesh.parts(placed.placement, d) for d in range(value.dim())]
-    return PlacedParameter(
+def _parameter(mesh: Mesh, placed: InputPlacement, value: Tensor) -> ParameterPlacement:
+    parts = [mesh.shard_count(placed.placement, d) for d in range(value.dim())]
+    return ParameterPlacement(
         name=placed.name,
         value=f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}",
         placement=mesh.describe(placed.placement),

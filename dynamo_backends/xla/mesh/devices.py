@@ -19,11 +19,11 @@ from torch import Tensor
 
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.interface.errors import DeviceError, OptionError
-from dynamo_backends.interface.forks import check_process
+from dynamo_backends.interface.forks import check_not_forked
 from dynamo_backends.interface.mesh import Mesh, Placement
 from dynamo_backends.runtime.device_values import register_device
-from dynamo_backends.runtime.foreign import refuse_taken
-from dynamo_backends.runtime.ranks import Ranks, this_job
+from dynamo_backends.runtime.foreign_devices import refuse_device_in_use
+from dynamo_backends.runtime.ranks import RankGroup, default_rank_group
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.arrays import InFlight, tensor_from_numpy, tensor_to_numpy
 from dynamo_backends.xla.mesh.gloo_connections import connect_ranks, finish_gloo_connections
@@ -44,7 +44,7 @@ class MeshDevice(PjrtDevice):
     mesh: Mesh = field(default_factory=lambda: Mesh((), (), ()))
     grid: Any = field(default=None, compare=False)
     lock: Any = field(default_factory=threading.Lock, compare=False, repr=False)
-    ranks: Ranks | None = field(default=None, compare=False, repr=False)
+    ranks: RankGroup | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_remote(self) -> bool:
@@ -92,7 +92,7 @@ class MeshDevice(PjrtDevice):
         """A copy of an array, which may be given away; of several processes split as it is."""
         if self.ranks is None:
             return _jaxlib.shard_array(np.asarray(array), sharding)
-        part = self.ranks.wait(lambda: np.asarray(array.addressable_data(0)))
+        part = self.ranks.run_and_wait(lambda: np.asarray(array.addressable_data(0)))
         return _jaxlib.make_array_from_shard(part, array.shape, array.sharding)
 
     def upload(self, tensor: Tensor) -> Any:
@@ -113,23 +113,23 @@ class MeshDevice(PjrtDevice):
         if self.ranks is None:
             super().download(array, flat)
             return
-        part = self.ranks.wait(lambda: np.asarray(array.addressable_data(0)))
+        part = self.ranks.run_and_wait(lambda: np.asarray(array.addressable_data(0)))
         if array.sharding.is_fully_replicated:
             np.copyto(tensor_to_numpy(flat), part.reshape(-1))
             return
         whole = tensor_to_numpy(flat).reshape(array.shape)
         what = f"reads a tensor {array.dtype}{list(array.shape)} that is split"
         places = array.sharding.devices_indices_map(array.shape)
-        parts = self.ranks.joined(what, tensor_from_numpy(np.array(part)), patience=_PATIENCE)
+        parts = self.ranks.all_gather(what, tensor_from_numpy(np.array(part)), patience=_PATIENCE)
         for handle, each in zip(self._by_rank(), parts, strict=True):
             whole[places[handle]] = tensor_to_numpy(each)
 
-    def part_of(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
-        """See `Home.part_of`."""
+    def local_shard(self, array: Any) -> tuple[tuple[int, ...], Tensor] | None:
+        """See `RemoteDevice.local_shard`."""
         if self.ranks is None or array.sharding.is_fully_replicated:
             return None
         place = array.sharding.devices_indices_map(array.shape)[self.handle]
-        part = self.ranks.wait(lambda: np.array(array.addressable_data(0)))
+        part = self.ranks.run_and_wait(lambda: np.array(array.addressable_data(0)))
         return tuple(each.start or 0 for each in place), tensor_from_numpy(part)
 
     def _by_rank(self) -> list[Any]:
@@ -151,11 +151,11 @@ def open_mesh(platform: str, mesh: Mesh) -> MeshDevice:
     """
     with _lock:
         if mesh.of_ranks:
-            device = _across(platform, replace(mesh, kind=""), this_job())
+            device = _across(platform, replace(mesh, kind=""), default_rank_group())
         else:
             device = _open(platform, replace(mesh, kind=""))
     register_device(device)
-    check_process(device.pid, "XLA")
+    check_not_forked(device.pid, "XLA")
     return device
 
 
@@ -184,7 +184,7 @@ def _open(platform: str, mesh: Mesh) -> MeshDevice:
 
 
 @functools.cache
-def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
+def _across(platform: str, mesh: Mesh, ranks: RankGroup) -> MeshDevice:
     if platform != "cpu":
         raise OptionError(
             f"a mesh over {ranks.size} processes is supported on CPUs only, not on {platform}"
@@ -195,14 +195,14 @@ def _across(platform: str, mesh: Mesh, ranks: Ranks) -> MeshDevice:
     grid = jax.sharding.Mesh(np.array(handles).reshape(mesh.sizes), mesh.names)
     finish_gloo_connections(ranks, grid)
     here = devices[ranks.rank]
-    few = InFlight(_FEW, lambda array: ranks.wait(array.block_until_ready))
-    ranks.before_end(few.drain)
+    few = InFlight(_FEW, lambda array: ranks.run_and_wait(array.block_until_ready))
+    ranks.register_exit_wait(few.drain)
     place = platform, here.client, here, os.getpid()
     return MeshDevice(*place, in_flight=few, mesh=mesh, grid=grid, ranks=ranks)
 
 
 def _found(platform: str) -> list[Any]:
-    refuse_taken(platform)
+    refuse_device_in_use(platform)
     try:
         return list(jax.local_devices(backend=platform))
     except RuntimeError as error:

@@ -17,22 +17,22 @@ from torch import Tensor, fx
 from dynamo_backends._torch_private import from_dlpack
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import ALIGNMENT, Exporter, Importer
-from dynamo_backends.graph.partition import extract
+from dynamo_backends.graph.layouts import ALIGNMENT, InputConverter, OutputConverter
+from dynamo_backends.graph.partition import extract_part
 from dynamo_backends.interface.errors import (
     CompileError,
     LoweringError,
     RankError,
-    as_compile_error,
     brief_error,
+    reraise_as_compile_error,
 )
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.interface.mesh import Mesh
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.rank_watch import told_apart
-from dynamo_backends.runtime.ranks import Ranks, this_job
+from dynamo_backends.runtime.rank_monitor import describe_per_rank
+from dynamo_backends.runtime.ranks import RankGroup, default_rank_group
 from dynamo_backends.xla import _jaxlib, prologue
 from dynamo_backends.xla.lowering.collectives import AXIS, is_collective, is_wait
 from dynamo_backends.xla.lowering.context import LoweringOptions
@@ -58,7 +58,7 @@ def compile_distributed_graph(graph: Graph, options: LoweringOptions) -> "Distri
         CompileError: A process cannot compile it; all raise.
         RankError: One of them has ended, or compiles something else.
     """
-    ranks = this_job()
+    ranks = default_rank_group()
     mesh = Mesh((AXIS,), (ranks.size,), tuple(range(ranks.size)), of_ranks=True)
     device = open_mesh("cpu", mesh)
     exchanged = " ".join(str(n.target) for n in graph.calls if is_collective(n))
@@ -90,7 +90,7 @@ def _compiled(graph: Graph, device: MeshDevice, options: LoweringOptions) -> Any
         def local(*arrays: jax.Array) -> list[jax.Array]:
             return [result[None] for result in inner(*(array[0] for array in arrays))]
 
-        with as_compile_error("jax cannot lower the graph for several processes"):
+        with reraise_as_compile_error("jax cannot lower the graph for several processes"):
             split = PartitionSpec(AXIS)
             spread = jax.shard_map(
                 local, mesh=device.grid, in_specs=split, out_specs=split, check_vma=False
@@ -123,15 +123,15 @@ class DistributedExecutable(Executable):
     def __init__(self, device: MeshDevice, graph: Graph, executable: Any, key: str):
         assert device.ranks is not None
         self._device = device
-        self._ranks: Ranks = device.ranks
+        self._ranks: RankGroup = device.ranks
         self.executable = executable
         self._key = key
         self._what = f"runs a program with collectives ({key})"
         self._sharding = NamedSharding(device.grid, PartitionSpec(AXIS))
         values = [p.meta["val"] for p in graph.placeholders]
         self._weights, self._activations = graph.weights, graph.activations
-        self._importers = list(map(Importer, values))
-        self._exporters = [Exporter(n.meta["val"]) for n in graph.outputs]
+        self._importers = list(map(InputConverter, values))
+        self._exporters = [OutputConverter(n.meta["val"]) for n in graph.outputs]
         self._execute = _jaxlib.make_multi_process_call(executable)
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
@@ -148,8 +148,8 @@ class DistributedExecutable(Executable):
             given = list(arrays)
             for place, tensor in zip(self._activations, inputs, strict=True):
                 given[place] = self._part(self._importers[place](tensor.detach()))
-            self._ranks.check_program(self._what, self._key)
-            results = self._ranks.together(self._what, lambda: self._computed(given))
+            self._ranks.require_same_program(self._what, self._key)
+            results = self._ranks.run_on_all_ranks(self._what, lambda: self._computed(given))
             return [
                 export(from_dlpack(_jaxlib.export_dlpack(part))[0])
                 for export, part in zip(self._exporters, results, strict=True)
@@ -176,8 +176,8 @@ class DistributedExecutable(Executable):
             ) from error
         return parts
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `Executable.report_to`."""
+    def set_report(self, report: GraphReport) -> None:
+        """See `Executable.set_report`."""
         report.mesh = mesh_report(self._device.mesh, self.executable, ())
 
 
@@ -214,11 +214,11 @@ def agree_on_plan(graph: Graph, plan: Plan) -> Plan:
     calls = [n for n in graph.calls if is_collective(n) and n.name not in plan.eager]
     if not calls:
         return plan
-    ranks = this_job()
-    computed = extract(graph, graph.calls, on_backend=True).graph  # without inputs of no use
+    ranks = default_rank_group()
+    computed = extract_part(graph, graph.calls, on_backend=True).graph  # without inputs of no use
     is_chain = not plan.eager and _is_chain(calls)
     offer = RankGraphSummary(fingerprint(computed), tuple(map(_exchanged, calls)), is_chain)
-    offers = ranks.gathered("compiles a graph with collectives", offer, PATIENCE)
+    offers = ranks.all_gather_object("compiles a graph with collectives", offer, PATIENCE)
     reason = find_rank_mismatch(offers)
     if reason is None:
         return plan
@@ -239,7 +239,7 @@ def find_rank_mismatch(offers: Sequence[RankGraphSummary]) -> str | None:
                 f"runs {len(first.exchanged)} collectives",
                 f"runs {len(other.exchanged)} collectives",
             )
-            return f"the ranks' graphs differ: {told_apart({0: pair[0], rank: pair[1]})}"
+            return f"the ranks' graphs differ: {describe_per_rank({0: pair[0], rank: pair[1]})}"
         if not (first.is_chain and other.is_chain):
             return (
                 f"the graphs of rank 0 and rank {rank} differ, so XLA may run collectives in "
@@ -268,7 +268,7 @@ def _is_chain(calls: Sequence[fx.Node]) -> bool:
     return True
 
 
-def raise_if_any_rank_failed(ranks: Ranks, what: str, outcome: Exception | None) -> None:
+def raise_if_any_rank_failed(ranks: RankGroup, what: str, outcome: Exception | None) -> None:
     """Raises on all ranks if compilation failed on any of them.
 
     Args:
@@ -281,7 +281,7 @@ def raise_if_any_rank_failed(ranks: Ranks, what: str, outcome: Exception | None)
         CompileError: Another one failed.
         RankError: Another one has ended, or compiles something else.
     """
-    found = ranks.gathered(what, "" if outcome is None else brief_error(outcome), PATIENCE)
+    found = ranks.all_gather_object(what, "" if outcome is None else brief_error(outcome), PATIENCE)
     if outcome is not None:
         raise outcome
     for rank, failure in enumerate(found):

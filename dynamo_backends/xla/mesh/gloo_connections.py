@@ -16,15 +16,15 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dynamo_backends.interface.errors import DeviceError, text_of
-from dynamo_backends.runtime.ranks import Ranks
+from dynamo_backends.interface.errors import DeviceError, error_text
+from dynamo_backends.runtime.ranks import RankGroup
 from dynamo_backends.xla import _jaxlib
 
 _SECONDS = 120  # in which the processes have to find each other
 _ATTEMPTS = 5  # to find a free port
 
 
-def connect_ranks(ranks: Ranks) -> list[Any]:
+def connect_ranks(ranks: RankGroup) -> list[Any]:
     """Connects all ranks to one PJRT client and returns its devices, in rank order.
 
     Raises:
@@ -37,25 +37,27 @@ def connect_ranks(ranks: Ranks) -> list[Any]:
     if ranks.rank == 0:
         service, address = _serve(host, ranks.size)
         ranks.store.set(key, address)
-    address = ranks.together("looks up the coordinator", lambda: ranks.store.get(key)).decode()
+    address = ranks.run_on_all_ranks(
+        "looks up the coordinator", lambda: ranks.store.get(key)
+    ).decode()
 
     def meet() -> tuple[Any, Any]:
         return _jaxlib.make_distributed_cpu_client(address, ranks.rank, ranks.size, host, _SECONDS)
 
-    client, connection = ranks.together("connects", meet)
+    client, connection = ranks.run_on_all_ranks("connects", meet)
     for each in (client, connection, service):
         ranks.on_failure.append(functools.partial(_jaxlib.leak_object, each))
     _connections[id(client)] = connection, service
     return sorted(client.devices(), key=lambda device: device.process_index)
 
 
-def finish_gloo_connections(ranks: Ranks, grid: jax.sharding.Mesh) -> None:
+def finish_gloo_connections(ranks: RankGroup, grid: jax.sharding.Mesh) -> None:
     """Connects gloo groups for all mesh axes, then leaves the coordination service."""
     connection, _ = _connections[id(grid.devices.flat[0].client)]
     for axes in _groups(grid):
-        ranks.together(f"connects over {' and '.join(axes)}", _meeting(grid, axes))
-    ranks.gathered("is connected", None)
-    ranks.wait(connection.shutdown)
+        ranks.run_on_all_ranks(f"connects over {' and '.join(axes)}", _meeting(grid, axes))
+    ranks.all_gather_object("is connected", None)
+    ranks.run_and_wait(connection.shutdown)
 
 
 _connections: dict[int, tuple[Any, Any]] = {}  # by client, as long as the process lives
@@ -107,7 +109,7 @@ def _serve(host: str, size: int) -> tuple[Any, str]:
             if attempt == _ATTEMPTS - 1:
                 raise DeviceError(
                     f"the coordination service of the ranks cannot be started at {address}: "
-                    f"{text_of(error)}"
+                    f"{error_text(error)}"
                 ) from error
     raise AssertionError
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.program.mesh_layout import LikeBatch
 from dynamo_backends.graph.graph import WEIGHT_ROLES, Graph
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
 from dynamo_backends.interface.executable import Bound, Executable
-from dynamo_backends.interface.mesh import Mesh, MeshLayout, Placed, Placement
+from dynamo_backends.interface.mesh import InputPlacement, Mesh, MeshLayout, Placement
 from dynamo_backends.interface.report import GraphReport
 from dynamo_backends.runtime.freed_memory import return_free_memory
-from dynamo_backends.runtime.weight_binding import bits_of
+from dynamo_backends.runtime.weight_binding import value_bits
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.matmul_rewrites import simplify_products
@@ -77,7 +77,7 @@ def _layout_of(graph: Graph, mesh: Mesh, batch: Placement) -> MeshLayout:
     for given, value in zip(graph.inputs, values, strict=True):
         if given.placed is not None:
             inputs.append(given.placed.placement)
-        elif given.role not in WEIGHT_ROLES and mesh.fits(batch, value.shape) and value.dim():
+        elif given.role not in WEIGHT_ROLES and mesh.can_shard(batch, value.shape) and value.dim():
             inputs.append(tuple(None if d is None else d % value.dim() for d in batch))
             of_batch.append(value)
         else:
@@ -99,7 +99,7 @@ def _agreed(device: MeshDevice, graph: Graph, lowered: Any) -> str:
         for p in graph.placeholders
     ]
     facts += [f"calls {node.target}" for node in graph.calls] + [f"has program {key[:16]}"]
-    device.ranks.agree("compiles a graph", key, facts, _ADVICE)
+    device.ranks.require_agreement("compiles a graph", key, facts, _ADVICE)
     return key
 
 
@@ -131,15 +131,15 @@ class MeshExecutable(Executable):
         self._what = f"runs a graph of {len(graph.calls)} operators, program {key[:8]}"
         values = [p.meta["val"] for p in graph.placeholders]
         self._weights, self._activations = graph.weights, graph.activations
-        self._importers = list(map(Importer, values))
-        self._placed: list[tuple[Placed, Tensor]] = [
+        self._importers = list(map(InputConverter, values))
+        self._placed: list[tuple[InputPlacement, Tensor]] = [
             (x.placed, value)
             for x, value in zip(graph.inputs, values, strict=True)
             if x.placed is not None
         ]
         self._names = [x.placed.name if x.placed else x.name for x in graph.inputs]
         outputs = [node.meta["val"] for node in graph.outputs]
-        self._exporters = list(map(Exporter, outputs))
+        self._exporters = list(map(OutputConverter, outputs))
         self._dtypes = [value.dtype for value in outputs]
         self._call = self._caller()
 
@@ -150,7 +150,7 @@ class MeshExecutable(Executable):
         ranks = self._device.ranks
         if ranks is None:
             return call
-        return lambda arrays: list(ranks.together(self._what, lambda: call(arrays)))
+        return lambda arrays: list(ranks.run_on_all_ranks(self._what, lambda: call(arrays)))
 
     def bind(self, weights: Sequence[Tensor]) -> tuple[Bound, Collection[int]]:
         """See `Executable.bind`: weights are split here, and at no call."""
@@ -164,7 +164,7 @@ class MeshExecutable(Executable):
             for place, tensor in zip(self._activations, inputs, strict=True):
                 given[place] = self._split(place, tensor)
             if self._device.ranks is not None:
-                self._device.ranks.check_program(self._what, self._key)
+                self._device.ranks.require_same_program(self._what, self._key)
             results = self._device.execute(self._call, given)
             return list(map(self._on_host, results, self._exporters, self._dtypes))
 
@@ -174,7 +174,7 @@ class MeshExecutable(Executable):
         tensor = self._importers[place](tensor.detach())
         return self._device.split(tensor, self._splits.inputs[place])
 
-    def _on_host(self, array: Any, export: Exporter, dtype: torch.dtype) -> Tensor:
+    def _on_host(self, array: Any, export: OutputConverter, dtype: torch.dtype) -> Tensor:
         whole = torch.empty(export.dense_shape, dtype=dtype)
         self._device.download(array, whole.view(-1))
         return export(whole)
@@ -184,13 +184,13 @@ class MeshExecutable(Executable):
         ranks = self._device.ranks
         if ranks is None or not weights:
             return
-        marks = [zlib.crc32(bits_of(w.contiguous()).numpy().tobytes()) for w in weights]
+        marks = [zlib.crc32(value_bits(w.contiguous()).numpy().tobytes()) for w in weights]
         facts = [
             f"has {self._names[place]} with contents {mark:x}"
             for place, mark in zip(self._weights, marks, strict=True)
         ]
-        ranks.agree("takes weights", str(marks), facts, _ADVICE)
+        ranks.require_agreement("takes weights", str(marks), facts, _ADVICE)
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `Executable.report_to`."""
+    def set_report(self, report: GraphReport) -> None:
+        """See `Executable.set_report`."""
         report.mesh = mesh_report(self._device.mesh, self.executable, self._placed)

@@ -14,7 +14,7 @@ from dynamo_backends.aot.step.mesh.parallel import (
 )
 from dynamo_backends.graph.graph import Graph, Role
 from dynamo_backends.interface.errors import OptionError, did_you_mean
-from dynamo_backends.interface.mesh import Mesh, Placed, Placement
+from dynamo_backends.interface.mesh import InputPlacement, Mesh, Placement
 
 log = logging.getLogger("dynamo_backends")
 
@@ -36,7 +36,7 @@ class MeshPlacements:
     placements: Mapping[str, Placement]
     batch: Placement
 
-    def of_inputs(self, graph: Graph, names: Sequence[str]) -> list[Placed | None]:
+    def of_inputs(self, graph: Graph, names: Sequence[str]) -> list[InputPlacement | None]:
         """Returns where the weights of a graph are; None for its other inputs.
 
         Args:
@@ -53,10 +53,10 @@ class MeshPlacements:
                 "dynamo_backends.compile_step(..., mesh=…)."
             )
         values = [p.meta["val"] for p in graph.placeholders]
-        placed: list[Placed | None] = [None] * len(values)
+        placed: list[InputPlacement | None] = [None] * len(values)
         for i, given in enumerate(graph.inputs):
             if given.role in _PLACED:
-                placed[i] = Placed(names[i], self._of_weight(names[i], values[i].shape))
+                placed[i] = InputPlacement(names[i], self._of_weight(names[i], values[i].shape))
         self._warn_of_unknown([x.name for x in placed if x is not None])
         return placed
 

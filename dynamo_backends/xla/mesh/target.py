@@ -10,12 +10,17 @@ import jaxlib.version
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.layouts import Exporter, Importer
+from dynamo_backends.graph.layouts import InputConverter, OutputConverter
 from dynamo_backends.interface.executable import StepProgram
-from dynamo_backends.interface.mesh import MeshLayout, Placed, Placement
+from dynamo_backends.interface.mesh import InputPlacement, MeshLayout, Placement
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.device_tensor import DeviceTensor, exchange, to_home
-from dynamo_backends.runtime.device_values import fills_storage, on_device, on_host, value_of
+from dynamo_backends.runtime.device_tensor import DeviceTensor, copy_to_device, swap_in_contents
+from dynamo_backends.runtime.device_values import (
+    fetch_to_host,
+    fills_storage,
+    make_device_handle,
+    storage_value,
+)
 from dynamo_backends.runtime.freed_memory import return_free_memory
 from dynamo_backends.xla import _jaxlib
 from dynamo_backends.xla.custom_calls import find_custom_calls
@@ -55,19 +60,19 @@ class XlaMesh:
         if isinstance(tensor, DeviceTensor) and tensor.home == self.name:
             return
         gradient = tensor.grad
-        exchange(tensor, self._placed(tensor, placement))
+        swap_in_contents(tensor, self._placed(tensor, placement))
         if gradient is not None:
             tensor.grad = self._placed(gradient, placement)
 
     def _placed(self, tensor: Tensor, placement: Placement) -> Tensor:
         plain = tensor.host() if isinstance(tensor, DeviceTensor) else tensor
         plain = plain.detach()
-        importer, export = Importer(plain), Exporter(plain)
+        importer, export = InputConverter(plain), OutputConverter(plain)
         if export.copies or tuple(importer.dense_shape) != tuple(export.dense_shape):
-            return to_home(plain, self._device)  # goes there with the first step
+            return copy_to_device(plain, self._device)  # goes there with the first step
         sharding = self._device.sharding(placement, importer.storage.order)
         array = self._device.split(importer(plain), sharding)
-        handle = on_device(self._device, array, export.dense_shape, plain.dtype)
+        handle = make_device_handle(self._device, array, export.dense_shape, plain.dtype)
         return DeviceTensor(export(handle), self.name)
 
     def compile_step(self, graph: Graph, layout: MeshLayout) -> StepProgram:
@@ -106,7 +111,7 @@ class XlaMesh:
             "Build the same model and optimizer on all ranks, and pass batches of the same shapes "
             "(use DistributedSampler and DataLoader(drop_last=True))."
         )
-        ranks.agree("compiles a step", key, facts, advice)
+        ranks.require_agreement("compiles a step", key, facts, advice)
         return key
 
 
@@ -164,7 +169,7 @@ class MeshStep(ResidentStep):
         ranks = self._mesh.ranks
         if ranks is not None:
             self._what = f"takes a step with program {self._key[:8]} and {_numbers(inputs[0])}"
-            ranks.check_program(self._what, self._key)
+            ranks.require_same_program(self._what, self._key)
         super().__call__(inputs, taken)
 
     def _caller(self) -> Callable[[list[Any]], list[Any]]:
@@ -174,7 +179,9 @@ class MeshStep(ResidentStep):
         ranks = self._mesh.ranks
         if ranks is None:
             return call
-        return lambda arrays: cast(list[Any], ranks.together(self._what, lambda: call(arrays)))
+        return lambda arrays: cast(
+            list[Any], ranks.run_on_all_ranks(self._what, lambda: call(arrays))
+        )
 
     def _take_in(self, place: int, tensor: Tensor) -> Any:
         importer, sharding = self._importers[place], self._splits.inputs[place]
@@ -184,13 +191,13 @@ class MeshStep(ResidentStep):
         if not isinstance(tensor, DeviceTensor):
             return self._mesh.split(importer(tensor), sharding)
         handle = tensor._handle
-        value = value_of(handle)
+        value = storage_value(handle)
         is_ours = value is not None and value.home is self._mesh and not value.is_exposed
-        whole = fills_storage(handle) and importer.view(handle).is_contiguous()
+        whole = fills_storage(handle) and importer.to_program_order(handle).is_contiguous()
         if value is None or not is_ours or not whole:
             return self._mesh.split(importer(tensor.host()), sharding)
         if not self._is_here(place, value.array):
-            value.array = self._mesh.split(importer(on_host(handle)), sharding)
+            value.array = self._mesh.split(importer(fetch_to_host(handle)), sharding)
             value.is_shared = False
         return value.array
 
@@ -209,11 +216,11 @@ class MeshStep(ResidentStep):
     def _settle(self, place: int, tensor: Tensor) -> None:
         self._target.place(tensor, self._layout.inputs[place])
 
-    def report_to(self, report: GraphReport) -> None:
-        """See `StepProgram.report_to`."""
+    def set_report(self, report: GraphReport) -> None:
+        """See `StepProgram.set_report`."""
         inputs = self._layout.inputs
         parameters = [
-            (Placed(name, inputs[place]), self._values[place])
+            (InputPlacement(name, inputs[place]), self._values[place])
             for place, name in self._layout.parameters.items()
         ]
         report.mesh = mesh_report(self._mesh.mesh, self.executable, parameters)

@@ -8,7 +8,13 @@ import torch
 
 from dynamo_backends._torch_private import FakeTensorMode
 from dynamo_backends.graph.graph import Graph, Input, Role
-from dynamo_backends.graph.sizes import SIZES, STRIDES, Size, all_sizes, sizes_in
+from dynamo_backends.graph.symbolic_sizes import (
+    SIZES,
+    STRIDES,
+    SizeWithExpression,
+    all_varying_sizes,
+    collect_varying_sizes,
+)
 from dynamo_backends.interface.errors import CompileError, LoweringError, NotPaddedError
 from dynamo_backends.xla.compiler import compile_graph
 from dynamo_backends.xla.lowering.context import LoweringOptions
@@ -53,7 +59,7 @@ def load_padded(parts: Mapping[str, bytes], graph: Graph, device: PjrtDevice) ->
     return PaddedExecutable.load(device, graph, complete, numbers, dict(parts))
 
 
-def collect_dynamic_sizes(graph: Graph) -> list[Size]:
+def collect_dynamic_sizes(graph: Graph) -> list[SizeWithExpression]:
     """Returns the distinct symbolic sizes that a padded program takes as run-time input.
 
     Those of dimensions come first.
@@ -61,16 +67,16 @@ def collect_dynamic_sizes(graph: Graph) -> list[Size]:
     Raises:
         NotPaddedError: A dimension may be larger in a call of smaller sizes.
     """
-    found: dict[sympy.Expr, Size] = {}
+    found: dict[sympy.Expr, SizeWithExpression] = {}
     for node in graph.module.graph.nodes:
-        for size in sizes_in(node.meta.get(SIZES)):
+        for size in collect_varying_sizes(node.meta.get(SIZES)):
             if not is_nondecreasing(size.expression):
                 raise NotPaddedError(
                     str(node.target),
                     f"its size {size.expression} may grow when an input size shrinks",
                 )
             found.setdefault(size.expression, size)
-    for size in all_sizes(graph):
+    for size in all_varying_sizes(graph):
         found.setdefault(size.expression, size)
     return [size for expression, size in found.items() if expression.free_symbols]
 

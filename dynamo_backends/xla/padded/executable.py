@@ -10,8 +10,15 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.layouts import Importer
-from dynamo_backends.graph.sizes import SIZES, Size, SizeReader, sizes_in, sizes_of, strides_of
+from dynamo_backends.graph.layouts import InputConverter
+from dynamo_backends.graph.symbolic_sizes import (
+    SIZES,
+    SizeReader,
+    SizeWithExpression,
+    collect_varying_sizes,
+    sizes_of,
+    strides_of,
+)
 from dynamo_backends.interface.errors import CompileError
 from dynamo_backends.interface.executable import Bound, Executable
 from dynamo_backends.runtime.results import restride
@@ -75,7 +82,7 @@ class _Padder:
         reads_beside: Whether the program may read what lies beside an input.
     """
 
-    def __init__(self, importer: Importer, reads_beside: bool):
+    def __init__(self, importer: InputConverter, reads_beside: bool):
         self._importer = importer
         self._inverse = [importer.storage.order.index(d) for d in range(len(importer.shape))]
         self._reads_beside = reads_beside
@@ -90,7 +97,7 @@ class _Padder:
         if self._reads_beside and self._is_cut(tensor):
             return tensor.detach().as_strided(importer.shape, self._strides)
         if tensor.dtype != importer.dtype or tensor.dim() != len(importer.shape):
-            importer.view(tensor)  # which says what is wrong
+            importer.to_program_order(tensor)  # which says what is wrong
         memory = allocate_padded_input(importer.dense_shape, importer.dtype, tensor.device)
         padded = memory.permute(self._inverse)
         inner = padded
@@ -126,19 +133,23 @@ class PaddedExecutable(Executable):
         self,
         inner: XlaExecutable,
         graph: Graph,
-        numbers: Sequence[Size],
+        numbers: Sequence[SizeWithExpression],
         outlines: Sequence[ValidRegion],
     ):
         self._inner = inner
         self._outlines = outlines
-        dims = {s.expression for n in graph.module.graph.nodes for s in sizes_in(n.meta.get(SIZES))}
+        dims = {
+            s.expression
+            for n in graph.module.graph.nodes
+            for s in collect_varying_sizes(n.meta.get(SIZES))
+        }
         self._count = len(numbers)
         self._bounds = [int(n) for n in numbers if n.expression in dims]
         places = [graph.placeholders[i] for i in graph.activations]
         self._padders: list[tuple[int, Callable[[Tensor], Tensor]]] = [
-            (i, _Padder(Importer(node.meta["val"]), not graph.updates))
+            (i, _Padder(InputConverter(node.meta["val"]), not graph.updates))
             for i, node in enumerate(places)
-            if sizes_in(node.meta.get(SIZES))
+            if collect_varying_sizes(node.meta.get(SIZES))
         ]
         shapes = [_known(sizes_of(n)) for n in graph.outputs]
         strides = [_known(strides_of(n)) for n in graph.outputs]
@@ -196,7 +207,7 @@ class PaddedExecutable(Executable):
         device: PjrtDevice,
         graph: Graph,
         complete: Graph,
-        numbers: Sequence[Size],
+        numbers: Sequence[SizeWithExpression],
         parts: dict[str, bytes],
     ) -> "PaddedExecutable":
         """Recreates an executable from `dump`.

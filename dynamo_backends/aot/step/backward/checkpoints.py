@@ -24,7 +24,7 @@ from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointError, noop_context_fn
 
 from dynamo_backends._torch_private import saved_tensors_hooks as saved_hooks
-from dynamo_backends._torch_private.nodes import (
+from dynamo_backends._torch_private.autograd_nodes import (
     NO_TASK,
     SAVES_ANOTHER,
     StopRecomputation,

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private.nodes import (
-    call_node,
+from dynamo_backends._torch_private.autograd_nodes import (
     input_metadata,
     is_accumulation,
+    run_autograd_node,
     saves_tensors,
     sequence_number,
 )
@@ -185,7 +185,7 @@ class BackwardPass:
             )
         while True:
             try:
-                results = call_node(node, arrived)
+                results = run_autograd_node(node, arrived)
                 break
             except RecomputationNeeded as needed:
                 number = needed.number
@@ -300,7 +300,7 @@ def _accumulate(node: Any, arrived: list[Tensor | None]) -> None:
     ):
         leaf.grad = gradient.detach()
     else:
-        call_node(node, [gradient])
+        run_autograd_node(node, [gradient])
 
 
 def _references() -> int:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_backends._torch_private import (
-    accumulation,
+    accumulate_grad_node,
     count_registrations,
+    exclude_hook_registrations,
     hooks_of_node,
     hooks_on_gradient,
-    note_registrations,
 )
 
 Gradients = tuple[Tensor | None, ...]
@@ -68,7 +68,7 @@ class NodeHooks:
 
 
 def _tables(leaf: Tensor) -> Tables:
-    return hooks_of_node(accumulation(leaf))
+    return hooks_of_node(accumulate_grad_node(leaf))
 
 
 def options_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +280,7 @@ class RetainGradCallback:
 
 def register(hook: Any, hooks: dict[int, Any]) -> RemovableHandle:
     """Adds a hook to a table; returns its handle."""
-    note_registrations()
+    exclude_hook_registrations()
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
     return handle

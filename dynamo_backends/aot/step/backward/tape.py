@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from dynamo_backends._torch_private import accumulation
-from dynamo_backends._torch_private.nodes import (
+from dynamo_backends._torch_private import accumulate_grad_node
+from dynamo_backends._torch_private.autograd_nodes import (
     autograd_node_class,
-    edge_of,
+    gradient_edge,
     is_accumulation,
     make_gradients,
 )
-from dynamo_backends._torch_private.placeholders import (
+from dynamo_backends._torch_private.pending_tensors import (
     function_mode_depth,
     pop_function_mode,
     push_function_mode,
@@ -105,7 +105,7 @@ class Tape:
     def add_retained(self, tensor: Tensor) -> None:
         """Adds a place: where the gradient of a result is retained."""
         self._retained.append((len(self.places), tensor))
-        self.places.append(edge_of(tensor))
+        self.places.append(gradient_edge(tensor))
 
     def number_of(self, node: Any) -> int:
         """Returns the number of a node among those that user code has looked at."""
@@ -122,7 +122,7 @@ class Tape:
         of_leaves = {node: leaf_number(i) for i, (node, _) in enumerate(leaves)}
         retained: dict[Any, list[tuple[int, int]]] = {}
         for number, tensor in self._retained:  # its node is another one if it was written to
-            node, i = edge_of(tensor)
+            node, i = gradient_edge(tensor)
             retained.setdefault(node, []).append((number, i))
         places = replace(self._places, retained=retained, leaves=of_leaves)
         del self.passes[depth:]
@@ -240,7 +240,7 @@ def attach_function_node(
 @dispatch_to_function_mode
 def mark_hooked_result(tensor: Tensor) -> None:
     """Marks a result with tensor hooks as a stop of the backward pass."""
-    current_tape().add(edge_of(tensor), is_node=False)
+    current_tape().add(gradient_edge(tensor), is_node=False)
 
 
 @dispatch_to_function_mode
@@ -253,7 +253,7 @@ def mark_retained_grad(tensor: Tensor) -> None:
 @dispatch_to_function_mode
 def find_node(tensor: Tensor) -> tuple[int, str]:
     """Finds where a tensor's gradient arrives: the number of the node, and its name."""
-    node, _ = edge_of(tensor)
+    node, _ = gradient_edge(tensor)
     return current_tape().number_of(node), node.name()
 
 
@@ -302,8 +302,8 @@ def backward_reaches_node(
     """
     tape = current_tape()
     node = tape.nodes[number] if number >= 0 else tape.places[-1 - number][0]
-    of_ends = None if ends is None else [edge_of(t)[0] for t in ends]
-    return is_executed(node, [edge_of(t)[0] for t in roots], of_ends)
+    of_ends = None if ends is None else [gradient_edge(t)[0] for t in ends]
+    return is_executed(node, [gradient_edge(t)[0] for t in roots], of_ends)
 
 
 MARKS = (mark_retained_grad, find_node, find_edges, mark_node, backward_reaches_node)
@@ -335,11 +335,12 @@ def begin_backward(
         create_graph: Whether gradients have a history.
     """
     return current_tape().begin(
-        depth, [edge_of(leaf) for leaf in leaves], roots=[edge_of(root) for root in roots],
+        depth, [gradient_edge(leaf) for leaf in leaves],
+        roots=[gradient_edge(root) for root in roots],
         gradients=make_gradients(roots, gradients, is_grads_batched=False),
         retain_graph=retain_graph, create_graph=create_graph,
-        captures=None if captures is None else [edge_of(t) for t in captures],
-        targets=None if targets is None else [edge_of(t)[0] for t in targets],
+        captures=None if captures is None else [gradient_edge(t) for t in captures],
+        targets=None if targets is None else [gradient_edge(t)[0] for t in targets],
     )  # fmt: skip
 
 
@@ -403,7 +404,7 @@ class GraphNode:
         if isinstance(target, int):
             return self._passes.context_at(target)
         with self._passes.session.own_calls():
-            return accumulation(target)
+            return accumulate_grad_node(target)
 
     @property
     def is_past(self) -> bool:

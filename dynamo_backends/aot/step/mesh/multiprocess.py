@@ -11,19 +11,19 @@ from dynamo_backends.aot.step.mesh.parallel import Parallel
 from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.interface.errors import RankError, StepCaptureError
 from dynamo_backends.runtime.device_tensor import DeviceTensor
-from dynamo_backends.runtime.ranks import Ranks, this_job
-from dynamo_backends.runtime.weight_binding import bits_of
+from dynamo_backends.runtime.ranks import RankGroup, default_rank_group
+from dynamo_backends.runtime.weight_binding import value_bits
 
 _ADVICE = "Build the same model and optimizer on all ranks, and pass the same arguments."
 
 
-def ranks_of(parallel: Parallel | None) -> Ranks | None:
+def ranks_of(parallel: Parallel | None) -> RankGroup | None:
     """The processes that have a device of a mesh each; None: there is no mesh, or one process."""
-    return this_job() if parallel is not None and parallel.mesh.of_ranks else None
+    return default_rank_group() if parallel is not None and parallel.mesh.of_ranks else None
 
 
 def broadcast_initial_state(
-    ranks: Ranks, parallel: Parallel, inventory: Inventory, home: str
+    ranks: RankGroup, parallel: Parallel, inventory: Inventory, home: str
 ) -> None:
     """Broadcasts rank 0's tensors that are not yet on the mesh to all ranks.
 
@@ -42,7 +42,7 @@ def broadcast_initial_state(
     ]
     facts += [f"brings {name} to the mesh" for name, _ in new]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    ranks.agree("begins a step", key, facts, _ADVICE)
+    ranks.require_agreement("begins a step", key, facts, _ADVICE)
     contents = [x.host() if isinstance(x, DeviceTensor) else x for _, x in new]
     if contents:
         ranks.broadcast("gets parameters of rank 0", [x for x in contents if x.numel()])
@@ -64,12 +64,12 @@ def _whole(parallel: Parallel, tensor: Tensor) -> Tensor:
             "a tensor of the batch requires a gradient, which is not supported on a mesh with "
             "several processes. Make it a parameter, or pass it detached."
         )
-    shape = parallel.mesh.whole_shape(parallel.of_part(tensor), tensor.shape)
+    shape = parallel.mesh.global_shape(parallel.of_part(tensor), tensor.shape)
     return torch.empty(shape, dtype=tensor.dtype)
 
 
 def gathered_batch(
-    ranks: Ranks, parallel: Parallel, batch: Sequence[Any], replicated: Collection[int] = ()
+    ranks: RankGroup, parallel: Parallel, batch: Sequence[Any], replicated: Collection[int] = ()
 ) -> list[Any]:
     """Gathers the batches of all processes (all-gather); every rank gets the whole."""
     return [
@@ -78,18 +78,18 @@ def gathered_batch(
     ]
 
 
-def _gathered(ranks: Ranks, parallel: Parallel, tensor: Tensor) -> Tensor:
+def _gathered(ranks: RankGroup, parallel: Parallel, tensor: Tensor) -> Tensor:
     plain = tensor.host() if isinstance(tensor, DeviceTensor) else tensor
     mesh, placement = parallel.mesh, parallel.of_part(tensor)
-    parts = ranks.joined("compares a step with eager", plain)
+    parts = ranks.all_gather("compares a step with eager", plain)
     grid = torch.tensor(mesh.devices).reshape(mesh.sizes)
-    whole = plain.new_empty(mesh.whole_shape(placement, tensor.shape))
+    whole = plain.new_empty(mesh.global_shape(placement, tensor.shape))
     given: dict[tuple[tuple[int, int], ...], int] = {}
     for place in torch.cartesian_prod(*map(torch.arange, mesh.sizes)).reshape(-1, grid.dim()):
         rank = int(grid[tuple(place)])
         index = _part(mesh.sizes, placement, place.tolist(), tensor.shape)
         first = given.setdefault(tuple((s.start, s.stop) for s in index), rank)
-        if not torch.equal(bits_of(parts[first]), bits_of(parts[rank])):
+        if not torch.equal(value_bits(parts[first]), value_bits(parts[rank])):
             raise RankError(
                 f"rank {first} and rank {rank} have different values in a batch tensor that the "
                 f"mesh ({mesh}) does not split between them. Pass the same data on these ranks.",

@@ -14,7 +14,7 @@ from dynamo_backends.graph.graph import Role
 from dynamo_backends.interface.errors import OptionError, StepCaptureError, did_you_mean
 from dynamo_backends.interface.mesh import Mesh, Placement
 from dynamo_backends.interface.protocols import MeshTarget
-from dynamo_backends.runtime.ranks import is_shared
+from dynamo_backends.runtime.ranks import is_multiprocess
 
 KINDS = ("ddp", "fsdp")
 
@@ -28,7 +28,7 @@ def mesh_of(given: Any) -> Mesh:
         OptionError: It is neither, or has not one device for each process.
     """
     made = _named(given) if isinstance(given, Mapping) else _of_torch(given)
-    if not is_shared():
+    if not is_multiprocess():
         _refuse_lonely(made)
         return made
     size = torch.distributed.get_world_size()
@@ -134,7 +134,7 @@ def normalize_placement(
             raise OptionError(f"{what} has {dims} dimensions, so Shard({dim}) is out of range")
     fits = tuple(None if dim is None else dim % dims for dim in placement)
     for dim, size in enumerate(shape):
-        parts = mesh.parts(fits, dim)
+        parts = mesh.shard_count(fits, dim)
         if size % parts:
             raise OptionError(
                 f"{what} of shape {list(shape)} cannot be split over the mesh ({mesh}): "
@@ -198,7 +198,7 @@ class Parallel:
         sizes = list(parameter.shape)
         for dim in sorted(range(len(sizes)), key=lambda d: (d > 0, -sizes[d])):
             placed = tuple(dim if split else None for split in over)
-            if sizes[dim] % self.mesh.parts(placed, dim) == 0 and sizes[dim]:
+            if sizes[dim] % self.mesh.shard_count(placed, dim) == 0 and sizes[dim]:
                 return placed
         return self.mesh.replicated
 
@@ -226,7 +226,7 @@ class Parallel:
         """
         if not tensor.dim():
             return self.mesh.replicated
-        whole = self.mesh.whole_shape(self.batch, tensor.shape)
+        whole = self.mesh.global_shape(self.batch, tensor.shape)
         return normalize_placement(self.batch, whole, self.mesh, "a tensor of the batch", "")
 
     def check_batch(self, batch: Sequence[Any]) -> None:

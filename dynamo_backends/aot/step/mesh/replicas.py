@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dynamo_backends.interface.errors import OptionError, StepCaptureError
-from dynamo_backends.runtime.ranks import is_shared
+from dynamo_backends.runtime.ranks import is_multiprocess
 
 _TAKEN = (
     "this DistributedDataParallel module was passed to compile_step, which averages gradients "
@@ -50,7 +50,7 @@ def mesh_of_replicas(replicas: Sequence[Any], mesh: Any, parallel: Any) -> Any:
             "the model is wrapped in DistributedDataParallel, which requires parallel='ddp'. For "
             "parallel='fsdp' pass model.module."
         )
-    if mesh is None and replicas and is_shared():
+    if mesh is None and replicas and is_multiprocess():
         return {"data": torch.distributed.get_world_size()}
     return mesh
 

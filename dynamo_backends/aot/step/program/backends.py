@@ -10,10 +10,13 @@ from torch import Tensor
 
 from dynamo_backends.aot.step.program.programs import CopyingProgram
 from dynamo_backends.aot.step.program.recording import WHAT_TO_DO
-from dynamo_backends.graph.decompositions import checked_decompositions, decompositions
+from dynamo_backends.graph.decomposition_tables import (
+    checked_decomposition_table,
+    decomposition_table,
+)
 from dynamo_backends.graph.graph import Graph, source_line
-from dynamo_backends.graph.planned import compile_planned, planned_fingerprint
-from dynamo_backends.graph.random import dropout
+from dynamo_backends.graph.planned_decomposition import compile_with_plan, fingerprint_with_plan
+from dynamo_backends.graph.random_draws import decompose_dropout
 from dynamo_backends.interface import protocols
 from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.errors import (
@@ -29,7 +32,7 @@ from dynamo_backends.interface.mesh import Mesh, MeshLayout
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.plan import Plan
 from dynamo_backends.interface.protocols import MeshTarget
-from dynamo_backends.interface.registry import get_backend, load, require_available
+from dynamo_backends.interface.registry import get_backend, import_attribute, require_available
 from dynamo_backends.runtime.load_or_compile import load_or_compile
 
 
@@ -47,7 +50,7 @@ class StepBackend:
         home: The device on which what lives from step to step stays; None: torch's own.
         target: The mesh over which steps are spread; None: they are not.
         compile_on_mesh: Makes a program for it; None without.
-        numbers_with_tensors: See `Options.numbers_with_tensors`.
+        keeps_scalars_on_device: See `Options.keeps_scalars_on_device`.
     """
 
     name: str
@@ -59,7 +62,7 @@ class StepBackend:
     home: str | None = None
     target: MeshTarget | None = None
     compile_on_mesh: Callable[[Graph, MeshLayout], StepProgram] | None = None
-    numbers_with_tensors: bool = False
+    keeps_scalars_on_device: bool = False
 
     @property
     def draws_seeds(self) -> bool:
@@ -97,19 +100,19 @@ def step_backend(
             raise OptionError(
                 f"{name} is a torch backend and takes no options in compile_step, got {options}"
             )
-        return load(TORCHS[name])()
+        return import_attribute(TORCHS[name])()
     backend = get_backend(name)
     require_available(backend)
     parsed = backend.Options.parse(dict(options or {}), name)
-    parsed.refuse_beside(f"compile_step with {name}")
-    parsed.refuse_uncaptured(f"compile_step with {name}")
+    parsed.refuse_background_compile(f"compile_step with {name}")
+    parsed.require_dynamo_capture(f"compile_step with {name}")
     if home is not None:
         parsed = protocols.options_for_device(backend, parsed, home)
     stays = (
         protocols.resident_device(backend, parsed) if mesh is None else None
     )  # opens the device of the options
-    rules = checked_decompositions if mesh is None and stays is None else decompositions
-    table = rules(keep=frozenset(backend.keeps(parsed)))
+    rules = checked_decomposition_table if mesh is None and stays is None else decomposition_table
+    table = rules(keep=frozenset(backend.preserved_operators(parsed)))
     target = None if mesh is None else _target_of(backend, parsed, mesh)
     return StepBackend(
         name,
@@ -117,11 +120,11 @@ def step_backend(
         lambda graph: compile_whole(backend, parsed, graph),
         verify="off" if backend.is_verified else str(parsed.verify),
         strict=parsed.fallback == "error",
-        reduced=parsed.is_reduced,
+        reduced=parsed.allows_reduced_precision,
         home=stays if target is None else target.name,
         target=target,
         compile_on_mesh=None if target is None else _for_mesh(backend, parsed, target),
-        numbers_with_tensors=parsed.numbers_with_tensors,
+        keeps_scalars_on_device=parsed.keeps_scalars_on_device,
     )
 
 
@@ -131,7 +134,7 @@ def _target_of(backend: Backend, options: Options, mesh: Mesh) -> MeshTarget:
             f"{backend.name} does not support mesh in compile_step. Pass backend='openxla', or "
             "remove mesh."
         )
-    return backend.on_mesh(options, mesh)
+    return backend.make_mesh_target(options, mesh)
 
 
 def _for_mesh(
@@ -142,7 +145,7 @@ def _for_mesh(
         _check_whole(backend, graph, plan)
         compile_copy = lambda copy: target.compile_step(copy, layout)  # noqa: E731
         with _as_capture_error(backend):
-            return compile_planned(backend, options, plan, graph, compile_copy)
+            return compile_with_plan(backend, options, plan, graph, compile_copy)
 
     return make
 
@@ -157,7 +160,7 @@ def _eager() -> StepBackend:
         return CopyingProgram(graph, lambda inputs: module.forward(*inputs))
 
     # Masks are drawn before the graph runs, and a checkpoint has its own again.
-    table = {torch.ops.aten.native_dropout.default: dropout}
+    table = {torch.ops.aten.native_dropout.default: decompose_dropout}
     return StepBackend("aot_eager", table, compile_graph, verify="off")
 
 
@@ -176,7 +179,7 @@ def compile_whole(backend: Backend, options: Options, graph: Graph) -> StepProgr
         StepOperatorError: The backend cannot run all of it.
         DynamoBackendsError: It can run none of it, and the user has to change something.
     """
-    backend.prepare(graph, options)
+    backend.check_graph(graph, options)
     plan = backend.plan(graph, options)
     _check_whole(backend, graph, plan)
     with _as_capture_error(backend):
@@ -247,7 +250,7 @@ class _Parts:
 
 
 def _mark(graph: Graph, plan: Plan) -> str:
-    return f"step {planned_fingerprint(graph, plan)} {[x.updated_by for x in graph.inputs]}"
+    return f"step {fingerprint_with_plan(graph, plan)} {[x.updated_by for x in graph.inputs]}"
 
 
 def _compiled(backend: Backend, options: Options, plan: Plan, graph: Graph) -> StepProgram:
@@ -258,7 +261,7 @@ def _compiled(backend: Backend, options: Options, plan: Plan, graph: Graph) -> S
                 return program
         return CopyingProgram(graph, backend.compile(copy, options).bind(())[0])
 
-    return compile_planned(backend, options, plan, graph, compile_whole)
+    return compile_with_plan(backend, options, plan, graph, compile_whole)
 
 
 _WITH_SPARSE = ("aot_eager",)

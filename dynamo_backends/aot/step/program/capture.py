@@ -34,9 +34,9 @@ from dynamo_backends.aot.step.state.arguments import first_of_each, shared_memor
 from dynamo_backends.aot.step.state.hyperparameters import group_constants, read_numbers
 from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.graph.graph import Role
-from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.interface.errors import StepCaptureError, text_of
-from dynamo_backends.verify.dtypes import is_dtype_error, refuse_mixed_dtypes
+from dynamo_backends.graph.layouts import empty_strided_like
+from dynamo_backends.interface.errors import StepCaptureError, error_text
+from dynamo_backends.verify.mixed_dtypes import is_dtype_error, refuse_mixed_dtypes
 
 
 def is_leaf(tensor: Tensor) -> bool:
@@ -107,8 +107,8 @@ def trace_record(
         if is_dtype_error(error):
             raise
         raise StepCaptureError(
-            f"the step cannot be captured as one graph: {type(error).__name__}: {text_of(error)} "
-            f"(at {line_of(error)}). {WHAT_TO_DO}"
+            f"the step cannot be captured as one graph: {type(error).__name__}: "
+            f"{error_text(error)} (at {line_of(error)}). {WHAT_TO_DO}"
         ) from error
 
 
@@ -229,7 +229,7 @@ class _Recorder:
     def _fake_apart(self, tensor: Tensor) -> Tensor:
         """Makes a fake tensor with memory of its own."""
         with self._mode:
-            fake = empty_as(tensor)
+            fake = empty_strided_like(tensor)
         return fake.requires_grad_(tensor.requires_grad)
 
     def _view(self, key: Key, placeholder: Tensor, bases: Sequence[Tensor]) -> Tensor:
@@ -246,7 +246,7 @@ class _Recorder:
         of_calls = len(scalars) - len(self._calls.numbers)
         batch = self._stand_in_for_batch(remaining)
         settings = traced_settings(self._optimizers, scalars[:of_calls])
-        transforms = private.transforms_given(self._substitution.fake)
+        transforms = private.substituting_in_transforms(self._substitution.fake)
         with settings:
             with transforms, self._substitution, Provenance():
                 results = self._calls(

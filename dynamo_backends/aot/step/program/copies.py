@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from dynamo_backends.graph.aliasing import tensor_bytes
-from dynamo_backends.graph.layouts import empty_as
-from dynamo_backends.runtime.atomic import write
+from dynamo_backends.graph.layouts import empty_strided_like
+from dynamo_backends.runtime.atomic_copies import copy_atomically
 from dynamo_backends.runtime.cache import cache_folder
-from dynamo_backends.runtime.private_folder import open_private
+from dynamo_backends.runtime.private_folder import open_private_folder
 
 log = logging.getLogger("dynamo_backends")
 
@@ -25,7 +25,7 @@ class TensorBackups:
     """Copies of tensors' contents, made before a step overwrites them."""
 
     def __init__(self, tensors: Mapping[int, Tensor]):
-        self._kinds = {i: empty_as(t, "meta") for i, t in tensors.items()}
+        self._kinds = {i: empty_strided_like(t, "meta") for i, t in tensors.items()}
         self._kept: dict[int, Tensor] = {}
         self._file: IO[bytes] | None = None
         if sum(map(tensor_bytes, tensors.values())) > IN_MEMORY:
@@ -60,7 +60,7 @@ def restoring_on_error(tensors: Sequence[Tensor]) -> Iterator[None]:
             tensor.grad = gradient
         before = copies.load()
         targets = [t.detach() for t in living]
-        write(targets, [before[i].to(t.device) for i, t in enumerate(targets)], [], None)
+        copy_atomically(targets, [before[i].to(t.device) for i, t in enumerate(targets)], [], None)
         raise
     finally:
         copies.close()
@@ -70,7 +70,7 @@ def _written(tensors: Mapping[int, Tensor]) -> IO[bytes] | None:
     """Returns an anonymous file beside the disk cache; None if that is not possible."""
     try:
         folder = cache_folder()
-        with open_private(folder, create=True):
+        with open_private_folder(folder, create=True):
             file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - see `close`
         for tensor in tensors.values():
             dense = tensor.detach().cpu().contiguous()
@@ -86,4 +86,4 @@ def _read(file: IO[bytes], kind: Tensor) -> Tensor:
     contents = torch.empty(tensor_bytes(kind), dtype=torch.uint8)
     file.readinto(contents.numpy().data)  # type: ignore[attr-defined]
     dense = contents.view(kind.dtype).view(kind.shape)
-    return empty_as(kind, "cpu").copy_(dense)
+    return empty_strided_like(kind, "cpu").copy_(dense)

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import state_of_generator
+from dynamo_backends._torch_private import annotated_generator_state
 from dynamo_backends.graph.graph import Graph, Input, Role, source_line
-from dynamo_backends.graph.random import is_random
+from dynamo_backends.graph.random_draws import is_random
 from dynamo_backends.graph.seeded_draws import replace_draws_by_seeded
 from dynamo_backends.interface.errors import StepCaptureError
 
@@ -40,14 +40,14 @@ def _share_redrawn(draws: Sequence[fx.Node]) -> list[fx.Node]:
     first: dict[Any, fx.Node] = {}
     left = []
     for node in draws:
-        key = state_of_generator(node), node.target, str(node.args), str(node.kwargs)
+        key = annotated_generator_state(node), node.target, str(node.args), str(node.kwargs)
         known = first.setdefault(key, node) if key[0] is not None else node
         if known is node:
             left.append(node)
             continue
         node.replace_all_uses_with(known)
         node.graph.erase_node(node)
-    states = [state_of_generator(node) for node in left]
+    states = [annotated_generator_state(node) for node in left]
     for node, state in zip(left, states, strict=True):
         if node.all_input_nodes and state is not None and states.count(state) > 1:
             where = source_line(node)

@@ -17,10 +17,10 @@ from torch import Tensor, fx
 from dynamo_backends import _torch_private as private
 from dynamo_backends._torch_private import FakeTensorMode, OpOverload
 from dynamo_backends.aot.step.program.recording import WHAT_TO_DO, Recording
-from dynamo_backends.graph.graph import Graph, Input, Role, drop_dead, source_line
+from dynamo_backends.graph.graph import Graph, Input, Role, eliminate_dead_calls, source_line
 from dynamo_backends.graph.normalize import NORMALIZE, lift_constants
 from dynamo_backends.graph.pass_sequence import PassSequence
-from dynamo_backends.graph.propagate import PROPAGATE, Inference
+from dynamo_backends.graph.shape_propagation import PROPAGATE, ShapeInference
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -45,7 +45,7 @@ def functionalize(
     recorded = lift_constants(recording.module)
     recording.module.recompile()
     _check_effects(recording.module.graph)
-    mode = private.mode_of(list(recording.fakes))
+    mode = private.find_fake_mode(list(recording.fakes))
     assert mode is not None
     _set_values(recording, list(recorded.values()), mode)
     module, updates = Functionalization(recording.module, mode, decompositions)()
@@ -57,7 +57,7 @@ def functionalize(
     made = lift_constants(module)  # by decompositions
     _fake_constants(module, len(made), mode)
     constants = (*recorded.values(), *made.values())
-    drop_dead(module.graph)
+    eliminate_dead_calls(module.graph)
     module.recompile()
     names = [p.name for p in module.graph.find_nodes(op="placeholder")]
     roles = [*recording.roles, *(Role.CONSTANT for _ in constants)]
@@ -183,7 +183,7 @@ class Functionalization:
         self._tensors: dict[fx.Node, Any] = {}
         self._traces: dict[Hashable, fx.GraphModule] = {}
         self._attributes: dict[int, fx.Node] = {}
-        self._infer = Inference()
+        self._infer = ShapeInference()
 
     def __call__(self) -> tuple[fx.GraphModule, dict[int, int]]:
         """Functionalizes a graph, so that no call writes to memory.
@@ -325,7 +325,12 @@ class Functionalization:
     def _make_trace(self, call: "_Call", inputs: Sequence[fx.Node]) -> fx.GraphModule:
         # Results of equal calls have one fake tensor; a trace tells its inputs apart by them.
         fakes = [n.meta["val"].detach() for n in inputs]
-        with torch.no_grad(), private.keep_unused_draws(), private.without_autocast(), self._mode:
+        with (
+            torch.no_grad(),
+            private.keeping_unused_draws(),
+            private.without_autocast(),
+            self._mode,
+        ):
             traced = private.functional_trace(call, self._rules, fakes)
         traced.graph.eliminate_dead_code(is_impure_node=fx.Node.is_impure)
         return traced

@@ -83,7 +83,7 @@ class LikeBatch:
         self._mesh = mesh
         self._placement = tuple(0 if d == 0 else None for d in placement)
         self._size = next((x.shape[0] for x in batch if x.dim()), 0)
-        self._parts = self._mesh.parts(self._placement, 0)
+        self._parts = self._mesh.shard_count(self._placement, 0)
 
     def __call__(self, value: Tensor) -> Placement:
         """Returns the placement of a value like this one."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from dynamo_backends.graph.aliasing import root
+from dynamo_backends.graph.aliasing import find_view_base
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.executable import StepProgram
-from dynamo_backends.runtime.atomic import write
+from dynamo_backends.runtime.atomic_copies import copy_atomically
 
 RUN = 3  # steps in a row; the first finds threads asleep, and the caches and memory of another
 RUNS = 4  # of each; the first one, in which code is still new, does not count either
@@ -37,13 +37,13 @@ class OnlineComparison:
     eager: list[float] = field(default_factory=list)
 
     @property
-    def turn(self) -> int | None:
-        """Returns which of the compiled ones takes the next step; None: eager does."""
+    def next_program(self) -> int | None:
+        """The index of the compiled program that runs the next step; None stands for eager."""
         due = len(self.eager) // RUN * RUN + RUN
         return next((i for i, steps in enumerate(self.compiled) if len(steps) < due), None)
 
-    def note(self, turn: int | None, seconds: float) -> None:
-        """Notes how long the step took of one whose turn it was."""
+    def note_seconds(self, turn: int | None, seconds: float) -> None:
+        """Records the seconds of the last step, and which program ran it."""
         (self.eager if turn is None else self.compiled[turn]).append(seconds)
         if len(self.eager) == STEPS:
             self.settle([_typical(steps) for steps in self.compiled], _typical(self.eager))
@@ -84,7 +84,7 @@ class CopyingProgram(StepProgram):
         results = list(self._run(list(apart)))  # some programs empty the list
         for i in self._borrowed:
             results[i] = results[i].clone()
-        write([apart[i] for i in self._updated], results[:count], taken, results[count:])
+        copy_atomically([apart[i] for i in self._updated], results[:count], taken, results[count:])
 
     def outputs(self, taken: list[Any]) -> list[Tensor]:
         """See `StepProgram.outputs`."""
@@ -93,4 +93,4 @@ class CopyingProgram(StepProgram):
 
 def is_borrowed(output: Any) -> bool:
     """Returns whether an output shares memory with an input that a step may overwrite."""
-    return isinstance(output, fx.Node) and root(output).op == "placeholder"
+    return isinstance(output, fx.Node) and find_view_base(output).op == "placeholder"

@@ -34,23 +34,23 @@ from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.graph.canonicalize import CANONICALIZE
 from dynamo_backends.graph.graph import Graph
-from dynamo_backends.graph.partition import count_ops
-from dynamo_backends.graph.pass_sequence import PassSequence
-from dynamo_backends.graph.position_checks import (
-    PositionChecks,
-    with_position_checks,
-    with_updates_withheld,
+from dynamo_backends.graph.index_checks import (
+    IndexCheckedGraph,
+    suppress_updates_on_error,
+    with_index_checks,
 )
+from dynamo_backends.graph.partition import count_aten_calls
+from dynamo_backends.graph.pass_sequence import PassSequence
 from dynamo_backends.graph.properties import NORMAL_FORM, Property
-from dynamo_backends.graph.random import SEPARATE_DRAWS
-from dynamo_backends.interface.counters import keep_count_of
-from dynamo_backends.interface.errors import StepCaptureError, text_of
+from dynamo_backends.graph.random_draws import SEPARATE_DRAWS
+from dynamo_backends.interface.counters import track_executable
+from dynamo_backends.interface.errors import StepCaptureError, error_text
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.publishing import publish
 from dynamo_backends.interface.report import Compilation, GraphReport
-from dynamo_backends.runtime.atomic import until_done
-from dynamo_backends.runtime.position_checks import OutOfRangeError, OutsideInputs
-from dynamo_backends.runtime.program import graph_name, profiled_as
+from dynamo_backends.runtime.atomic_copies import retry_until_complete
+from dynamo_backends.runtime.index_checks import InputBoundsCheck, OutOfRangeError
+from dynamo_backends.runtime.program import graph_name, record_if_profiled
 
 CPU = torch.device("cpu")
 
@@ -92,7 +92,7 @@ class Guards:
 
     def why_not(self, tensors: Sequence[Tensor], numbers: tuple[float, ...]) -> str | None:
         """Returns why the recording cannot be used; None if it can."""
-        if not self._properties.hold(tensors):
+        if not self._properties.are_unchanged(tensors):
             return (
                 "the shape, layout, dtype or requires_grad of a parameter, buffer or optimizer "
                 "state changed"
@@ -232,7 +232,7 @@ class RecordProgram:
     def _compile(self, backend: StepBackend, inventory: Inventory, batch: Sequence[Tensor]) -> None:
         definition, parallel = self._programs.definition, self._programs.definition.parallel
         devices = (t.device for t in inventory.tensors if t.device.type != "cpu")
-        where = next(devices, CPU) if backend.numbers_with_tensors else CPU
+        where = next(devices, CPU) if backend.keeps_scalars_on_device else CPU
         recording = trace_record(self.calls, definition, inventory, batch, where)
         if self._pure:
             recording = replace(recording, gradients=(), batch_gradients=(), cleared=())
@@ -256,8 +256,8 @@ class RecordProgram:
                 self.compiled = backend.compile_on_mesh(self.graph, layout)
         seconds = time.perf_counter() - start
         self.report = _report(backend.name, self.graph, seconds, self.compiled.from_disk)
-        keep_count_of(self.compiled)
-        self.compiled.report_to(self.report)
+        track_executable(self.compiled)
+        self.compiled.set_report(self.report)
         if backend.verify != "off":
             self.compiled = VerifiedStep(
                 self.compiled,
@@ -273,22 +273,22 @@ class RecordProgram:
         publish(self.report)
 
     def _located(self, error: StepCaptureError) -> StepCaptureError:
-        entry, text = self.calls.entry, text_of(error)
+        entry, text = self.calls.entry, error_text(error)
         if entry is not None and entry.line not in text:
             text = f"{text} (recorded at {entry.line})"
         return type(error)(text)
 
     def _find_checks(
         self, graph: Graph, constants: Sequence[Tensor], backend: StepBackend
-    ) -> PositionChecks:
+    ) -> IndexCheckedGraph:
         """Returns the graph with what compiled code does not check, on CPUs."""
         values = (place.meta["val"] for place in graph.placeholders)
         on_cpu = all(v.device.type == "cpu" for v in values if isinstance(v, Tensor))
         if not on_cpu or backend.home is not None or self._programs.definition.parallel is not None:
-            checks = PositionChecks(graph)
+            checks = IndexCheckedGraph(graph)
         else:
-            checks = with_updates_withheld(with_position_checks(graph, constants))
-        self._outside = None if checks.before is None else OutsideInputs(checks.before)
+            checks = suppress_updates_on_error(with_index_checks(graph, constants))
+        self._outside = None if checks.before is None else InputBoundsCheck(checks.before)
         self._flag = None if checks.flag is None else checks.flag - len(graph.updates)
         return checks
 
@@ -380,7 +380,7 @@ class RecordProgram:
             numbers: Numbers of the optimizers, then those of the record.
             batch: One tensor for each number of `calls.inputs`.
         """
-        with profiled_as(self._name):
+        with record_if_profiled(self._name):
             results = self._run(tensors, numbers, batch)
         return dict(zip(self.outputs, results, strict=True))
 
@@ -408,7 +408,7 @@ class RecordProgram:
             outputs = self._leave_gradients(taken, tensors, batch)
         except BaseException:
             if taken:
-                until_done(lambda: self._leave_gradients(taken, tensors, batch))
+                retry_until_complete(lambda: self._leave_gradients(taken, tensors, batch))
             raise
         return [outputs[i] for i in recording.results]
 
@@ -424,7 +424,7 @@ class RecordProgram:
         """Returns what the step draws; with several processes the same on all."""
         if self._ranks is None or not self.draws.calls:
             return self.draws()
-        with self._ranks.drawing():
+        with self._ranks.share_rank0_generator():
             return self.draws()
 
     def _leave_gradients(
@@ -445,5 +445,5 @@ class RecordProgram:
 def _report(backend: str, graph: Graph, seconds: float, from_disk: bool) -> GraphReport:
     report = GraphReport(backend, "step", executables=1, blocks=1, cache_hits=int(from_disk))
     report.note_compilation(Compilation((), 1, report.cache_hits, seconds))
-    report.ops_on_backend = count_ops(graph.calls)
+    report.ops_on_backend = count_aten_calls(graph.calls)
     return report

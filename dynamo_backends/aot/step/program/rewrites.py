@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamo_backends._torch_private import scaling
+from dynamo_backends._torch_private import amp_scaling as scaling
 
 
 def _scaled(x: Any, by: Any, to: Tensor) -> Any:

@@ -21,9 +21,9 @@ from dynamo_backends.aot.step.state.arguments import shared_memory
 from dynamo_backends.aot.step.state.hyperparameters import OptimizerSettings
 from dynamo_backends.aot.step.state.inventory import Inventory
 from dynamo_backends.interface.errors import StepCaptureError, StepOperatorError
-from dynamo_backends.runtime.device_moves import move_together
-from dynamo_backends.runtime.device_values import home_named
-from dynamo_backends.runtime.residency import home_of
+from dynamo_backends.runtime.device_moves import move_keeping_aliases
+from dynamo_backends.runtime.device_values import device_by_name
+from dynamo_backends.runtime.residency import device_of_values
 
 
 class StepState:
@@ -95,14 +95,14 @@ class StepState:
                 broadcast_initial_state(ranks, definition.parallel, inventory, target.name)
             definition.parallel.settle(inventory, definition.models, definition.optimizers, target)
             return
-        found = home_of(inventory.tensors)
+        found = device_of_values(inventory.tensors)
         if found is not None and self.backend.home is None:
             self.backend = step_backend(self.backend.name, self._options, found)
         home = self.backend.home
         if home is None:
             return
         pairs = zip(inventory.slots, inventory.tensors, strict=True)
-        move_together((t for slot, t in pairs if not slot.is_setting), home_named(home))
+        move_keeping_aliases((t for slot, t in pairs if not slot.is_setting), device_by_name(home))
 
     def synchronize(self) -> None:
         """Waits for the GPU, if the tensors are on one."""

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from dynamo_backends._torch_private import (
     FakeTensor,
     FakeTensorMode,
-    compiling,
     disable_current_modes,
     graph_being_traced,
     mark_backward_pass,
+    setting_is_compiling,
     storage_id,
     unwrapped,
 )
@@ -101,7 +101,7 @@ class Substitution(TorchFunctionMode):
         self.in_optimizer = True
         self._reads_state = needs_capturable(optimizer)
         try:
-            with compiling(self._reads_state):
+            with setting_is_compiling(self._reads_state):
                 yield
         finally:
             self.in_optimizer = self._reads_state = False

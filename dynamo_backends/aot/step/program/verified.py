@@ -19,12 +19,16 @@ from dynamo_backends.graph.aliasing import tensor_bytes
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.executable import StepProgram
 from dynamo_backends.interface.report import GraphReport
-from dynamo_backends.runtime.atomic import write
+from dynamo_backends.runtime.atomic_copies import copy_atomically
 from dynamo_backends.runtime.eager_switch import EagerSwitch
 from dynamo_backends.verify.comparator import Comparator
-from dynamo_backends.verify.first_call import acts_on, described_region, run_without_raising
-from dynamo_backends.verify.mismatch import is_inexact, shape_difference
-from dynamo_backends.verify.reference import Replay
+from dynamo_backends.verify.first_call import (
+    described_region,
+    run_comparison_part,
+    why_not_repeatable,
+)
+from dynamo_backends.verify.mismatch import describe_layout_mismatch, is_inexact
+from dynamo_backends.verify.reference import EagerInterpreter
 
 _KEPT = 1 << 25  # bytes of eager's results; of more a sample is kept
 _OF_THE_CHANGE = 1e2  # times the typical change is as telling as 1 is by the rule
@@ -108,7 +112,7 @@ class VerifiedStep(StepProgram):
         eager.launches = self.launches
         switch = EagerSwitch(eager, [self._report], "step", allowed=not self._strict)
         where = described_region(self._graph)
-        switch.wrong(f"{wrong} ({where})", ". The step ran in eager instead.")
+        switch.switch_after_mismatch(f"{wrong} ({where})", ". The step ran in eager instead.")
         eager.prefers_eager = True
         self._program = eager
         self._settle(eager)
@@ -131,7 +135,7 @@ class StepComparison:
         self._copies: TensorBackups | None = None
         self._expected: dict[int, Any] = {}
         self._stride = 1
-        self.unverified = next(filter(None, map(acts_on, graph.calls)), "")
+        self.unverified = next(filter(None, map(why_not_repeatable, graph.calls)), "")
         self.seconds = 0.0
 
     def prepare(self) -> None:
@@ -150,7 +154,7 @@ class StepComparison:
             i: self._sampled(place, self._inputs[i].detach()).clone()
             for place, i in enumerate(self._updated)
         }
-        Replay(self._graph.module)(self._inputs, self._keep)
+        EagerInterpreter(self._graph.module)(self._inputs, self._keep)
 
     def judge(self, outputs: Sequence[Any]) -> str:
         """Returns what is wrong with the compiled step, in words; empty: nothing."""
@@ -168,7 +172,9 @@ class StepComparison:
         assert self._copies is not None
         before = self._copies.load()
         targets = [self._inputs[i].detach() for i in self._updated]
-        write(targets, [before[i].to(self._inputs[i].device) for i in self._updated], [], None)
+        copy_atomically(
+            targets, [before[i].to(self._inputs[i].device) for i in self._updated], [], None
+        )
 
     def close(self) -> None:
         """Lets go of what was copied."""
@@ -198,12 +204,14 @@ class StepComparison:
             expected, found = self._expected[place], self._sampled(place, result)
             # What is updated keeps its strides.
             promised = found.stride() if place < len(self._updated) else self._promised(place)
-            text = shape_difference(expected, found, promised)
+            text = describe_layout_mismatch(expected, found, promised)
             if text is not None:
                 return f"{self._name(place)} {text}"
             if isinstance(expected, Tensor):
-                comparator.look(place, self._change(place, expected), self._change(place, found))
-        wrong = comparator.wrong()
+                comparator.add_output(
+                    place, self._change(place, expected), self._change(place, found)
+                )
+        wrong = comparator.find_mismatch()
         if wrong is None:
             return ""
         place, text = wrong
@@ -253,4 +261,4 @@ class StepComparison:
     def _guarded(self, action: Callable[[], None]) -> None:
         """Runs a part of the comparison; notes why it failed, if it did."""
         # As real steps are taken: some operators leave their gradient more in grad mode.
-        self.unverified = run_without_raising(action, torch.enable_grad)
+        self.unverified = run_comparison_part(action, torch.enable_grad)

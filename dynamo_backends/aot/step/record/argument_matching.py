@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynamo_backends._torch_private.around import top_saved_tensors_hooks
-from dynamo_backends._torch_private.placeholders import is_any_autocast_enabled
+from dynamo_backends._torch_private.pending_tensors import is_any_autocast_enabled
+from dynamo_backends._torch_private.step_hooks import top_saved_tensors_hooks
 from dynamo_backends.aot.step.record.templates import Items, Number, Ref, same_constant
 from dynamo_backends.aot.step.record.trie import Trie, TrieNode, torch_state
 

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils.hooks import RemovableHandle
 
-from dynamo_backends._torch_private.nodes import bound_arguments, version_of
+from dynamo_backends._torch_private.autograd_nodes import bind_arguments, version_of
 from dynamo_backends.aot.step.backward.hooks import (
     Gradients,
     call_posthooks,
@@ -192,7 +192,7 @@ def apply(session: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, 
     """Applies a function in a step."""
     has_setup = function.setup_context is not Function.setup_context
     if has_setup:
-        args, kwargs = bound_arguments(function.forward, args, kwargs)
+        args, kwargs = bind_arguments(function.forward, args, kwargs)
     needs = tuple(isinstance(x, Tensor) and x.requires_grad for x in args)
     with_history = torch.is_grad_enabled() and any(needs)
     context = Context(function, needs if with_history else (False,) * len(args))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dynamo_backends._torch_private import saved_tensors_hooks
-from dynamo_backends._torch_private.nodes import NO_TASK, graph_task, is_accumulation
+from dynamo_backends._torch_private.autograd_nodes import NO_TASK, graph_task, is_accumulation
 from dynamo_backends.aot.step.backward import hooks, tape
 from dynamo_backends.aot.step.backward.checkpoints import (
     GeneratorState,

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import note_registrations
-from dynamo_backends._torch_private.functorch import change_metadata
-from dynamo_backends._torch_private.placeholders import contents_of, set_grad_enabled
+from dynamo_backends._torch_private import exclude_hook_registrations
+from dynamo_backends._torch_private.functorch import apply_in_place_view_op
+from dynamo_backends._torch_private.pending_tensors import resolve_pending, set_grad_enabled
 from dynamo_backends.aot.step.backward import checkpoints, tape
 from dynamo_backends.aot.step.backward.checkpoints import restore_rng_state, save_rng_state
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
@@ -191,7 +191,7 @@ def _register_hook(session: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return session.nested.add_hook(*args, **kwargs)
     if is_placeholder(tensor) or not tensor.is_leaf or segment.is_result(tensor):
         session.go_eager("registers a hook on a tensor")
-    note_registrations()  # backward passes look at all leaves
+    exclude_hook_registrations()  # backward passes look at all leaves
     return func(*args, **kwargs)
 
 
@@ -260,11 +260,11 @@ def change_shape(session: Any, func: Any, args: Any, kwargs: Any, view: Any = No
     tensor, view = args[0], view or CHANGES_OF_SHAPE.get(func)
     if view is None or not session.segment.is_result(tensor):
         session.go_eager(f"changes the shape of a tensor in place ({name_of(func)})")
-        args = contents_of(args)
+        args = resolve_pending(args)
         return func(*args, **kwargs)
     result = session.call("call", view, args, kwargs)
     if is_placeholder(tensor):
-        change_metadata(func, args, kwargs)
+        apply_in_place_view_op(func, args, kwargs)
     else:
         func(*args, **kwargs)
     if session.following:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import scaling
+from dynamo_backends._torch_private import amp_scaling as scaling
 from dynamo_backends.aot.step.backward.tape import begin_backward, resume_backward
 from dynamo_backends.aot.step.record.templates import Items, Ref, fill, refs
 from dynamo_backends.aot.step.record.trie import Entry, State

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private import scaling
-from dynamo_backends._torch_private.around import ENGINE
+from dynamo_backends._torch_private import amp_scaling as scaling
+from dynamo_backends._torch_private.autograd_nodes import GENERATOR, graph_task
 from dynamo_backends._torch_private.functorch import (
     DUAL_LEVELS,
     GRADIENTS,
@@ -22,8 +22,8 @@ from dynamo_backends._torch_private.functorch import (
     PULLBACKS,
     is_transforming,
 )
-from dynamo_backends._torch_private.nodes import GENERATOR, graph_task
-from dynamo_backends._torch_private.placeholders import FOREACH_TYPES, PYTHON_FUNCTIONS
+from dynamo_backends._torch_private.pending_tensors import FOREACH_TYPES, PYTHON_FUNCTIONS
+from dynamo_backends._torch_private.step_hooks import ENGINE
 from dynamo_backends.aot.step.backward.checkpoints import (
     GeneratorState,
     region,
@@ -96,7 +96,7 @@ class Patches:
             if is_one_entry(optimizer)
             for name, make in (("step", _stepping), ("zero_grad", _clearing))
         ]
-        self._fused = [o for o in optimizers if is_one_entry(o) and scaling.unscales(o)]
+        self._fused = [o for o in optimizers if is_one_entry(o) and scaling.unscales_in_step(o)]
 
     def enter(self, session: Session) -> None:
         """Begins a call."""

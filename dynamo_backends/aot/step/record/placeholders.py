@@ -6,7 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private.placeholders import WrapperTensor, become, make_wrapper
+from dynamo_backends._torch_private.pending_tensors import (
+    PendingTensor,
+    make_pending_tensor,
+    materialize_pending,
+)
 from dynamo_backends.interface.errors import StepCaptureError
 
 
@@ -70,7 +74,7 @@ class TensorSpec:
         )
 
 
-class Placeholder(WrapperTensor):
+class Placeholder(PendingTensor):
     """A result that a replayed call has not computed.
 
     Attributes:
@@ -96,7 +100,7 @@ _OWN = ("step_value",)
 
 def make_placeholder_tensor(spec: TensorSpec, value: int) -> Placeholder:
     """Makes the tensor that stands for a result which a replay has not computed yet."""
-    placeholder: Placeholder = make_wrapper(Placeholder, spec)
+    placeholder: Placeholder = make_pending_tensor(Placeholder, spec)
     placeholder.step_value = value
     return placeholder
 
@@ -119,8 +123,8 @@ def materialize_deferred(placeholder: Placeholder, real: Tensor) -> bool:
         real: Its contents; not to be used afterwards.
 
     Returns:
-        See `become`.
+        See `materialize_pending`.
     """
     for name in _OWN:
         placeholder.__dict__.pop(name, None)
-    return become(placeholder, real)
+    return materialize_pending(placeholder, real)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import storage_id, with_hooks_on_gradient
-from dynamo_backends._torch_private.placeholders import become
+from dynamo_backends._torch_private import filter_hooked_tensors, storage_id
+from dynamo_backends._torch_private.pending_tensors import materialize_pending
 from dynamo_backends.aot.step.backward.hooks import NodeHooks, Tables
 from dynamo_backends.aot.step.record.placeholders import (
     TensorSpec,
@@ -174,7 +174,7 @@ class Segment:
                 places[kinds[number] == "slot"].append(i)
             node.hooks = NodeHooks(places[True], places[False])
         of_nodes = node.hooks.find(tensors)
-        hooked = set(map(id, with_hooks_on_gradient(tensors))) | of_nodes.keys()
+        hooked = set(map(id, filter_hooked_tensors(tensors))) | of_nodes.keys()
         if not hooked:
             return {}
         found = [t for t in tensors if id(t) in hooked and t.requires_grad and t.is_leaf]
@@ -308,7 +308,7 @@ class Segment:
             elif sys.getrefcount(wrapper) > _UNSHARED_LOCAL:
                 contents = vars(wrapper).pop("contents")
                 number = self.number_of(contents)
-                become(wrapper, _alias(contents))
+                materialize_pending(wrapper, _alias(contents))
                 if number is not None:
                     self._note(number, wrapper)
             del wrapper

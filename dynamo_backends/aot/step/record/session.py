@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private.nodes import StopRecomputation
-from dynamo_backends._torch_private.placeholders import (
+from dynamo_backends._torch_private.autograd_nodes import StopRecomputation
+from dynamo_backends._torch_private.pending_tensors import (
     function_mode_depth,
     pop_function_mode,
     push_function_mode,

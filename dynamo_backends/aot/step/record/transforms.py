@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynamo_backends._torch_private.functorch import (
-    out_of_place,
+    out_of_place_view_op,
     outside_transforms,
     with_autograd,
     without_autograd,
 )
-from dynamo_backends._torch_private.placeholders import contents_of
+from dynamo_backends._torch_private.pending_tensors import resolve_pending
 from dynamo_backends.aot.step.record.handlers import BARRIERS, VALUES, change_shape
 from dynamo_backends.aot.step.record.placeholders import is_placeholder
 
@@ -81,7 +81,7 @@ class TransformedCalls(TorchDispatchMode):
         """Handles an operator below all levels."""
         session, kwargs = self._session, kwargs or {}
         with with_autograd(), session.aside(), self._closed():
-            args, kwargs = contents_of((args, kwargs))
+            args, kwargs = resolve_pending((args, kwargs))
             if session.collecting or not session.following:
                 return func(*args, **kwargs)
             with session.handled_here():
@@ -94,7 +94,7 @@ class TransformedCalls(TorchDispatchMode):
         if func is aten.detach_.default and not args[0].requires_grad:
             return args[0]  # of basis vectors, on torch 2.11
         if torch.Tag.inplace_view in func.tags:
-            return change_shape(session, func, args, kwargs, out_of_place(func))
+            return change_shape(session, func, args, kwargs, out_of_place_view_op(func))
         returns = func._schema.returns
         if returns and not any("Tensor" in str(each.type) for each in returns):
             if torch.Tag.data_dependent_output in func.tags:
@@ -116,7 +116,7 @@ class TransformedCalls(TorchDispatchMode):
 
     def apply(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Applies an `autograd.Function` of which functorch has called all levels."""
-        args, kwargs = contents_of((args, kwargs))
+        args, kwargs = resolve_pending((args, kwargs))
         with self.suspended():
             return function.apply(*args, **kwargs)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import TensorProperties, saved_tensors_hooks
-from dynamo_backends._torch_private.placeholders import (
+from dynamo_backends._torch_private.pending_tensors import (
     function_mode_depth,
     is_any_autocast_enabled,
 )
@@ -258,7 +258,7 @@ class Trie:
                 return False
             properties = self._properties[number] = TensorProperties((tensor,))
         spec = self.specs[number]
-        return properties.hold((tensor,)) and tensor.is_leaf is spec.is_leaf
+        return properties.are_unchanged((tensor,)) and tensor.is_leaf is spec.is_leaf
 
     def note_move(self, number: int) -> None:
         """An input lives on a device from now on."""

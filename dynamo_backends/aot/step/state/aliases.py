@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamo_backends._torch_private import storage_id
-from dynamo_backends.graph.layouts import dense_strides
+from dynamo_backends.graph.layouts import row_major_strides
 from dynamo_backends.interface.errors import StepCaptureError
 from dynamo_backends.runtime.device_tensor import handle_of
 
@@ -33,7 +33,7 @@ class View:
         """The tensor as a view of the memory, in one dimension; with a version of its own."""
         order = sorted(range(len(self.size)), key=self.stride.__getitem__, reverse=True)
         size = [self.size[d] for d in order]
-        if tuple(self.stride[d] for d in order) == dense_strides(size):
+        if tuple(self.stride[d] for d in order) == row_major_strides(size):
             # Backends know slices better than as_strided.
             part = base[self.offset : self.offset + math.prod(size)].view(size)
             return part.permute(sorted(range(len(order)), key=order.__getitem__)).data

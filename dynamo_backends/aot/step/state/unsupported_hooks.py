@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamo_backends._torch_private import tables_of_global_hooks
+from dynamo_backends._torch_private import global_optimizer_hooks
 from dynamo_backends.runtime import weight_binding
 
 _SPLIT = (
@@ -142,4 +142,4 @@ def has_global_hooks() -> bool:
     return any(getattr(hook, "__module__", None) != weight_binding.__name__ for hook in hooks)
 
 
-_GLOBAL_HOOKS: Any = tables_of_global_hooks()
+_GLOBAL_HOOKS: Any = global_optimizer_hooks()

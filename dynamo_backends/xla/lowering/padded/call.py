@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from torch import Tensor, fx
 
-from dynamo_backends.graph.sizes import SIZES, Size
+from dynamo_backends.graph.symbolic_sizes import SIZES, SizeWithExpression
 from dynamo_backends.interface.errors import NotPaddedError
 from dynamo_backends.xla.lowering.padded.extents import (
     Extents,
@@ -203,7 +203,7 @@ class PaddedCall:
 
     def number(self, size: Any) -> Any:
         """Returns a size of this call as a scalar of the program; a plain number as it is."""
-        return self.validity.number(size) if isinstance(size, Size) else size
+        return self.validity.number(size) if isinstance(size, SizeWithExpression) else size
 
     def need_whole(self, name: str, dims: Sequence[int] | None = None) -> None:
         """Refuses a tensor that is padded in some dimensions (None: in any)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from dynamo_backends.graph.sizes import Size
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ def extent_of(size: int) -> Extent:
     """Returns the extent of a dimension that was never merged.
 
     Args:
-        size: A `Size`, whose value is the bound, or a plain number.
+        size: A `SizeWithExpression`, whose value is the bound, or a plain number.
     """
-    if isinstance(size, Size) and size.expression.free_symbols:
+    if isinstance(size, SizeWithExpression) and size.expression.free_symbols:
         return (Factor(int(size), size.expression),)
     return () if size == 1 else (Factor(int(size)),)
 
@@ -64,7 +64,7 @@ def size_from_extent(extent: Extent) -> int:
     expression = expression_of(extent)
     if not expression.free_symbols:
         return bound_of(extent)
-    return Size(bound_of(extent), expression, 0, None)
+    return SizeWithExpression(bound_of(extent), expression, 0, None)
 
 
 def padded_dims(extents: Extents) -> list[int]:
@@ -138,7 +138,7 @@ def reshaped(extents: Extents, sizes: Sequence[int]) -> Extents | None:
 def _take(left: list[Factor], size: int) -> list[Factor] | None:
     """Takes the factors of one dimension from the front of those that are left."""
     bound = int(size)
-    wanted = size.expression if isinstance(size, Size) else sympy.Integer(bound)
+    wanted = size.expression if isinstance(size, SizeWithExpression) else sympy.Integer(bound)
     taken: list[Factor] = []
     while bound > 1 or wanted != 1:
         if not left:

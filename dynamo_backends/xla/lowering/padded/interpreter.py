@@ -7,7 +7,7 @@ from typing import Any
 import sympy
 from torch import Tensor, fx
 
-from dynamo_backends.graph.sizes import SIZES, sizes_in
+from dynamo_backends.graph.symbolic_sizes import SIZES, collect_varying_sizes
 from dynamo_backends.interface.errors import NotPaddedError
 from dynamo_backends.xla.lowering.context import LoweringOptions
 from dynamo_backends.xla.lowering.interpreter import GraphLowering, conform
@@ -61,7 +61,7 @@ class PaddedLowering(GraphLowering):
             raise NotPaddedError(str(node.target), "it has no rule for padded inputs")
         call = PaddedCall(node, self._operand, self._lowered(node), self._validity)
         for name, value in call.values().items():
-            if name not in row.shapes and sizes_in(value):
+            if name not in row.shapes and collect_varying_sizes(value):
                 raise call.refuse(f"its argument {name!r} is a dynamic size")
         result, self._extents[node] = row.rule(call)
         _check(call, self._extents[node])
@@ -69,7 +69,7 @@ class PaddedLowering(GraphLowering):
 
     def _is_static(self, node: fx.Node) -> bool:
         """Returns whether nothing about a call varies."""
-        if sizes_in((node.args, node.kwargs, node.meta.get(SIZES))):
+        if collect_varying_sizes((node.args, node.kwargs, node.meta.get(SIZES))):
             return False
         extents = [self._extents[n] for n in node.all_input_nodes]
         return not any(is_padded(e) for x in extents for e in x)

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from dynamo_backends.graph.sizes import Size
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression
 from dynamo_backends.xla.lowering.padded.call import PaddedCall, Placed
 from dynamo_backends.xla.lowering.padded.registry import register_padding_rule
 
@@ -30,4 +30,6 @@ def arange(call: PaddedCall) -> Placed:
 @register_padding_rule("scalar_tensor.default", shapes=("s",))
 def scalar_tensor(call: PaddedCall) -> Placed:
     value = call.value("s")
-    return jnp.asarray(call.number(value)) if isinstance(value, Size) else call.run(), ()
+    return jnp.asarray(call.number(value)) if isinstance(
+        value, SizeWithExpression
+    ) else call.run(), ()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import sympy
 from jax import lax
 
-from dynamo_backends.graph.sizes import Size
+from dynamo_backends.graph.symbolic_sizes import SizeWithExpression
 from dynamo_backends.xla.lowering.padded.extents import Extent, Extents, Factor, bound_of, is_padded
 
 
@@ -25,9 +25,9 @@ class Validity:
         self._scalars: dict[sympy.Expr, jax.Array] = {}
         self._along: dict[Extent, jax.Array] = {}
 
-    def number(self, size: Size | sympy.Expr) -> jax.Array:
+    def number(self, size: SizeWithExpression | sympy.Expr) -> jax.Array:
         """Returns a size in this call, of 64 bits."""
-        expression = size.expression if isinstance(size, Size) else size
+        expression = size.expression if isinstance(size, SizeWithExpression) else size
         if expression not in self._scalars:
             self._scalars[expression] = self._numbers[self._places[expression]]
         return self._scalars[expression]

@@ -244,7 +244,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_for_a_processor_with_other_instructions(saved: Any, monkeypatch: pytest.MonkeyPatch):
     model, path = saved("inductor_freezing")
-    flags = " ".join(f for f in processor.instruction_sets() if f != "sse2")
+    flags = " ".join(f for f in processor.cpu_flags() if f != "sse2")
     monkeypatch.setattr(processor, "_flags", lambda: f"flags : {flags}")
     monkeypatch.setattr(libraries, "open_library", refuse)
     no_compiler(monkeypatch)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends import GraphReport, OptionError
 from dynamo_backends._torch_private import calls_graphs, inline_regions
-from dynamo_backends.aot import autograd, traces
+from dynamo_backends.aot import autograd, equal_layers, traces
 from dynamo_backends.bench.suites import call, find_cases, suite
 from dynamo_backends.graph.fingerprint import fingerprint
 from dynamo_backends.graph.passes import PASSES
@@ -485,11 +485,32 @@ def test_the_functional_graph_is_that_without_regions(
     assert traced[-1] is False
 
 
+@pytest.mark.parametrize("marked", [True, False])
+def test_products_that_torch_folds_for_gradients_are_no_regions(marked: bool, traced: list[bool]):
+    class Transposing(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.up(x.transpose(0, 1)).sum()
+
+    class Marked(Transposing):
+        @torch.compiler.nested_compile_region
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    model = Stack(Marked if marked else Transposing).eval()
+    with torch.no_grad():
+        assert_right(torch.compile(model, backend="openxla"), model, torch.randn(2, 5, 8))
+        assert traced == [False]
+        torch._dynamo.reset()
+        torch.compile(model.requires_grad_(False), backend="openxla")(torch.randn(2, 5, 8))
+    assert traced == [False, True]
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "distilbert"])
 def test_the_functional_graph_of_a_model_is_that_without_regions(
     name: str, traced: list[bool], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(traces, "LEAST_S", 100.0)
+    monkeypatch.setattr(equal_layers, "LEAST_LAYERS", 2)
     (case,) = find_cases(suite("transformers", "test"), [name])
     model, inputs = case.make().eval(), case.inputs()
     call_it = lambda batch: call(model, batch)  # noqa: E731

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.aot.equal_layers import mark_equal_layers
+from dynamo_backends.aot.equal_layers import depends_on_gradients, mark_equal_layers
 from dynamo_backends.aot.partition import partition_with
 from dynamo_backends.aot.recurrent import has_network, recurrent_as_in_eager
 from dynamo_backends.aot.serialized import (
@@ -130,11 +130,11 @@ def compile_functional(
 
 
 def _may_have_regions(captured: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    """Returns whether a graph is for inference, without networks that a mode computes otherwise."""
+    """Returns whether a graph is for inference, and in a region is traced as outside of one."""
     differentiated = torch.is_grad_enabled() and any(
         isinstance(x, torch.Tensor) and x.requires_grad for x in inputs
     )
-    return not differentiated and not has_network(captured)
+    return not (differentiated or has_network(captured) or depends_on_gradients(captured))
 
 
 class _RegionError(Exception):

@@ -17,6 +17,9 @@ from dynamo_backends.aot.inputs import written_operands
 LEAST_CALLS = 8
 """Of a layer; to trace fewer calls takes less time than to look for them."""
 
+LEAST_LAYERS = 4
+"""AOT Autograd takes as long for a region as for three layers."""
+
 _PERIODS = 4
 """So many distances between equal calls are tried, the most frequent ones first."""
 
@@ -42,6 +45,29 @@ def mark_equal_layers(captured: fx.GraphModule) -> fx.GraphModule:
         if marked is not None:
             return marked
     return captured
+
+
+_PRODUCTS = frozenset({"linear", "matmul"})
+_ATTENTION = "multi_head_attention_forward"  # calls both
+
+
+def depends_on_gradients(captured: fx.GraphModule) -> bool:
+    """Returns whether what torch traces depends on whether weights require gradients.
+
+    It folds products of a weight with a tensor of gaps if the weight does, and batches them if not.
+    In a region no tensor does.
+    """
+    return any(map(_is_folded, captured.graph.nodes))
+
+
+def _is_folded(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", node.target)
+    if name not in _PRODUCTS and name != _ATTENTION:
+        return False
+    values = [x.meta.get("example_value") for x in node.all_input_nodes]
+    tensors = [x for x in values if isinstance(x, Tensor)]
+    has_gaps = name == _ATTENTION or any(x.ndim > 2 and not x.is_contiguous() for x in tensors)
+    return has_gaps and any(x.requires_grad for x in tensors)
 
 
 def _kind(node: fx.Node) -> str:
@@ -79,7 +105,7 @@ def _repeated(calls: Sequence[fx.Node], kinds: Sequence[str]) -> Iterator[Layers
     for period in periods[:_PERIODS]:
         first, length = _longest([a == b for a, b in zip(kinds, kinds[period:], strict=False)])
         count = length // period + 1
-        shifts = min(length % period + 1, _STARTS) if count > 1 else 0
+        shifts = min(length % period + 1, _STARTS) if count >= LEAST_LAYERS else 0
         for start in range(first, first + shifts):
             starts = range(start, start + count * period, period)
             yield [calls[i : i + period] for i in starts]

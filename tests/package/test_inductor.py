@@ -258,7 +258,7 @@ def test_for_a_processor_with_other_instructions(saved: Any, monkeypatch: pytest
     assert module.backend == "eager"
     with torch.no_grad():
         torch.testing.assert_close(result, model(numbers(4, 8)))
-    with pytest.raises(PackageError, match="strict=True refuses"):
+    with pytest.raises(PackageError, match="strict=True does not allow"):
         dynamo_backends.load(path, strict=True)
 
 
@@ -269,8 +269,8 @@ def refuse(*_: Any) -> Any:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ("libstdc++ ABI", "before C++11", "ABI before C.{2}11 and here C.{2}11"),
-        ("torch", "2.0.1", r"torch 2\.0\.1 and here"),
+        ("libstdc++ ABI", "before C++11", "ABI was before C.{2}11 .*and here C.{2}11"),
+        ("torch", "2.0.1", r"torch was 2\.0\.1 .*and here"),
     ],
 )
 def test_of_another_torch(
@@ -296,7 +296,7 @@ def test_a_library_that_the_system_refuses(saved: Any, monkeypatch: pytest.Monke
         module = dynamo_backends.load(path)
     with torch.no_grad():
         torch.testing.assert_close(module(numbers(4, 8)), model(numbers(4, 8)))
-    with pytest.raises(PackageError, match=r"libgomp\.so\.1: .*strict=True refuses"):
+    with pytest.raises(PackageError, match=r"libgomp\.so\.1: .*strict=True does not allow"):
         dynamo_backends.load(path, strict=True)
 
 
@@ -313,7 +313,7 @@ def test_a_damaged_library_is_not_loaded(
     damaged[info.header_offset + 30 + len(info.filename) + info.file_size // 2] ^= 1
     (tmp_path / "damaged.dbp").write_bytes(damaged)
     monkeypatch.setattr(libraries, "open_library", refuse)
-    with pytest.raises(PackageError, match=f"damaged: {info.filename} is not what was saved"):
+    with pytest.raises(PackageError, match=f"damaged: .*{info.filename} is wrong"):
         dynamo_backends.load(tmp_path / "damaged.dbp")
 
 

@@ -55,8 +55,8 @@ def differences(saved: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     The number of threads is named where the executables' key differs with it.
     """
     found = [
-        f"{name} was {saved['packages'].get(name, 'was not there')} when saved and here "
-        f"{here['packages'].get(name, 'is none')}"
+        f"{name} was {saved['packages'].get(name, 'absent')} when saved and here "
+        f"{here['packages'].get(name, 'absent')}"
         for name in sorted(saved["packages"].keys() | here["packages"].keys())
         if saved["packages"].get(name) != here["packages"].get(name)
     ]

@@ -80,7 +80,7 @@ BROKEN: dict[str, tuple[Callable[[Graph], None], str]] = {
     "Python": (python_function, "DIALECT: mul: .* is not an operator overload"),
     "shape": (
         wrong_shape,
-        r"TYPED: mul is float32\[3\] .* but aten.mul.Tensor gives float32\[2, 3",
+        r"TYPED: mul has meta\[.val.\] float32\[3\] .* but aten.mul.Tensor returns float32\[2, 3",
     ),
     "no value": (no_value, r"TYPED: mul has no meta\['val'\]"),
     "order": (wrong_order, "ORDERED: "),

@@ -53,6 +53,9 @@ class CompileSettings:
         return {**chosen, **dict(self.config)}
 
 
+_RANK = 3  # batch, queries, keys
+
+
 @functools.cache
 def _started() -> tuple[Core, int]:
     started = Core(), os.getpid()
@@ -93,7 +96,20 @@ def writable_properties(device: str) -> Sequence[str]:
 
 def compile_model(model: Model, settings: CompileSettings) -> CompiledModel:
     """Compiles a model for the device that the settings name."""
-    return _immortal(get_core().compile_model(model, settings.device, settings.device_properties()))
+    properties = settings.device_properties()
+    if settings.device.startswith("CPU") and any(map(_is_attention_without_heads, model.get_ops())):
+        # Blocks of it, with residual connections and an MLP, end the process while OpenVINO looks
+        # for subgraphs that it compiles by Snippets (2026.4).
+        properties.setdefault("SNIPPETS_MODE", "DISABLE")
+    return _immortal(get_core().compile_model(model, settings.device, properties))
+
+
+def _is_attention_without_heads(node: Any) -> bool:
+    """Returns whether a node is the softmax of three dimensions of attention's batched products."""
+    if node.get_type_name() != "Softmax" or node.get_output_partial_shape(0).rank != _RANK:
+        return False
+    readers = (reader.get_node() for reader in node.output(0).get_target_inputs())
+    return any(reader.get_type_name() == "MatMul" for reader in readers)
 
 
 def _immortal(compiled: CompiledModel) -> CompiledModel:

@@ -46,6 +46,8 @@ def test_whole_numbers_are_numbers():
 
 
 def test_an_option_of_the_version_before_is_ignored_with_a_warning():
-    with pytest.warns(DeprecationWarning, match="'specialize' of onnxrt is deprecated and has no effect"):
+    with pytest.warns(
+        DeprecationWarning, match="'specialize' of onnxrt is deprecated and has no effect"
+    ):
         options = get_backend("onnxrt").Options.parse({"specialize": True}, "onnxrt")
     assert options == get_backend("onnxrt").Options()

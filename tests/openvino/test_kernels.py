@@ -187,3 +187,56 @@ def test_contractions_to_one_number_do_not_end_the_process(backend: str):
     code = f"BACKEND = {backend!r}\n{_CONTRACTIONS}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "all", done.stderr[-2000:]
+
+
+_ATTENTION = """
+import torch
+import torch.nn.functional as F
+import dynamo_backends
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.scores = scores
+        self.qkv, self.up, self.down = nn.Linear(16, 48), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x, mask):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        x = x + self.scores(q, k, mask).softmax(-1) @ v
+        return x + self.down(F.gelu(self.up(x)))
+
+class Stack(nn.Module):
+    def __init__(self, scores):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(scores) for _ in range(2))
+
+    def forward(self, x, mask):
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+FORMS = (
+    lambda q, k, mask: q @ k.mT,
+    lambda q, k, mask: q @ k.mT * 0.25 + mask,
+    lambda q, k, mask: torch.bmm(q / 4, k.transpose(1, 2)).masked_fill(mask < 0, -1e9),
+    lambda q, k, mask: torch.baddbmm(mask, q, k.mT, alpha=0.25),
+)
+for scores in FORMS:
+    torch._dynamo.reset()
+    model, x = Stack(scores).eval(), torch.randn(2, 5, 16)
+    with torch.no_grad():
+        mask = torch.randn(2, 5, 5)
+        compiled = torch.compile(model, backend="ov")
+        torch.testing.assert_close(compiled(x, mask), model(x, mask))
+        heads, mask = x.view(2, 5, 2, 8).transpose(1, 2).reshape(4, 5, 8), mask[:1]
+        function = lambda q: x + (torch.bmm(q, q.mT).softmax(-1) @ q).view(2, 5, 16)
+        torch.testing.assert_close(torch.compile(function, backend="ov")(heads), function(heads))
+print("all")
+"""
+
+
+def test_attention_without_heads_does_not_end_the_process():
+    command = [sys.executable, "-c", _ATTENTION]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "all", done.stderr[-2000:]

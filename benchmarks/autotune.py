@@ -33,7 +33,7 @@ from rich.table import Table
 
 import harness
 from dynamo_backends._torch_private import dynamo_counters
-from dynamo_backends.bench import measuring, run_file
+from dynamo_backends.bench import measuring, saved_run
 from dynamo_backends.bench.accuracy import as_precise
 from dynamo_backends.bench.cells import EAGER, BenchConfig, Cell, Outcome, Run
 from dynamo_backends.bench.results_files import ResultError
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path = Path(settings.json or Path(folder) / "results.json")
         try:
             cases = choose(settings)
-            run = run_file.open_run(context(settings), path, resume=True)
+            run = saved_run.open_run(context(settings), path, resume=True)
         except (ValueError, ResultError) as error:
             return harness.refused(error, console)
         run.command = run.command or typed(sys.argv)
@@ -137,7 +137,7 @@ def measure_left(
         seconds = time.perf_counter() - begun
         longest = max(longest, seconds)
         run.outcomes |= {c: replace(o, seconds=seconds / len(names)) for c, o in outcomes.items()}
-        run_file.save(run, path)
+        saved_run.save(run, path)
         shown = ", ".join(f"{cell.backend} {text(found)}" for cell, found in outcomes.items())
         console.print(f"[dim]{case.name}: {shown}[/]", highlight=False)
     return 0
@@ -270,7 +270,7 @@ def published(content: Mapping[str, Any]) -> list[Table | str]:
     """What a file of results says, for a page."""
     if content["kind"] == "int8":
         return int8.published(content)
-    run = run_file.run_of(content)
+    run = saved_run.run_of(content)
     return [table(by_model(run), run.context, narrow=False)]
 
 

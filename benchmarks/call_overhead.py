@@ -112,7 +112,7 @@ def graph_alone(
         call()
     (block,) = program.blocks
     weights, activations = block.split(arguments)
-    return lambda: graph(list(arguments)), block.executable.alone(weights, activations)
+    return lambda: graph(list(arguments)), block.executable.bind_for_benchmark(weights, activations)
 
 
 def memory_growth(call: Callable[[], Any], calls: int) -> int:

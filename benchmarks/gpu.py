@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import harness
 from autotune import AUTOTUNE, OF_BEST, ratio_of
 from dynamo_backends._torch_private.dynamo_control import torch_backends
-from dynamo_backends.bench import run_file
+from dynamo_backends.bench import saved_run
 from dynamo_backends.bench.cells import Outcome, Run
 from dynamo_backends.bench.statistics import geometric_mean
 from dynamo_backends.bench.suites.catalogue import gpu
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "--output", "gpu-results.json", "--resume"]  # fmt: skip
     status = command(["bench", "gpu", *defaults, "--backends", *backends, *given])
     if status <= 1 and (settings.device, settings.scale) == ("cuda", "bench"):
-        for aim in targets(run_file.read(settings.output)):
+        for aim in targets(saved_run.read(settings.output)):
             console.print(f"target: {aim.line()}", highlight=False)
             status = max(status, int(aim.met is False))
     return status

@@ -87,7 +87,7 @@ def tensor_is_refused(backend: str, device: str, text: str) -> None:
     """Asserts that a graph of one tensor on a device is refused with this text."""
     chosen = dynamo_backends.get_backend(backend)
     with pytest.raises(DeviceError, match=text):
-        chosen.prepare(graph_on(device), chosen.Options())
+        chosen.check_graph(graph_on(device), chosen.Options())
 
 
 def graph_on(device: str) -> Graph:

@@ -26,7 +26,7 @@ from dynamo_backends.interface.protocols import SavesExecutables
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline import background, compiler_process, compiler_worker
 from dynamo_backends.pipeline.compiler_process import CompileJob, CompilerProcess, encode_error
-from dynamo_backends.pipeline.shapes import shared_programs as shared
+from dynamo_backends.pipeline.shapes import shared_programs
 from dynamo_backends.workers.worker_process import child_environment
 from tests.backend_checks import usable
 from tests.test_ranges import Counting
@@ -113,7 +113,7 @@ def test_a_later_process_needs_none_to_load(
     for hits in (0, 1):
         torch._dynamo.reset()
         # In one process the second graph would share the first one's program.
-        monkeypatch.setattr(shared, "_ranged", weakref.WeakKeyDictionary())
+        monkeypatch.setattr(shared_programs, "_ranged", weakref.WeakKeyDictionary())
         run = compiled(model, backend, fallback="error")
         with dynamo_backends.record() as reports:
             run(x)

@@ -134,38 +134,38 @@ CACHED: dict[str, Any] = {"options": {"cache": True}}
 
 STAGES: dict[str, Stage] = {
     "availability": Stage(lambda p: p.method("availability")),
-    "what is kept whole": Stage(lambda p: p.method("keeps")),
+    "what is kept whole": Stage(lambda p: p.method("preserved_operators")),
     "taking a graph": Stage(lambda p: p.method("compile_captured_graph")),
     "looking at inputs": at("pipeline.captured.inspect_captured"),
     "AOT Autograd": at("pipeline.captured.compile_functional"),
     "normal form": at("pipeline.captured.normalize"),
-    "devices": Stage(lambda p: p.method("prepare")),
+    "devices": Stage(lambda p: p.method("check_graph")),
     "describing inputs": at("pipeline.captured.describe_inputs", apart=True),
     "specialization": at("pipeline.compiled_graph.specialize", dynamic=True),
     **{
         f"pass {each.name}": Stage(functools.partial(Planting.a_pass, name=each.name))
         for each in PASSES.passes
     },
-    "partition": at("pipeline.blocks.partition"),
+    "partition": at("pipeline.program_builder.partition"),
     "plan": Stage(lambda p: p.method("plan")),
     "compile": Stage(lambda p: (p.executables(), p.method("compile"))[0]),
-    "describing parts": at("pipeline.blocks.describe_parts", apart=True),
-    "publishing": at("interface.report.publish", apart=True),
-    "fingerprint": at("pipeline.blocks.planned_fingerprint"),
+    "describing parts": at("pipeline.program_builder.describe_parts", apart=True),
+    "publishing": at("interface.report.send_to_recorders", apart=True),
+    "fingerprint": at("pipeline.program_builder.fingerprint_with_plan"),
     "cache key": Stage(lambda p: (p.executables(), p.method("cache_key"))[0], apart=True, **CACHED),
     "cache read": at("runtime.cache.DiskCache.get", apart=True, **CACHED),
     "cache write": at("runtime.cache.DiskCache.put", apart=True, **CACHED),
     "dump": Stage(lambda p: p.executables(99, "dump"), apart=True, **CACHED),
-    "reporting to a block": Stage(lambda p: p.executables(99, "report_to")),
+    "reporting to a block": Stage(lambda p: p.executables(99, "set_report")),
     "weights": Stage(lambda p: p.executables(99, "bind")),
     "first call": Stage(lambda p: p.executables(0)),
     "later call": Stage(lambda p: p.executables(1)),
-    "freezing": at("runtime.weight_binding.Snapshot"),
-    "checking weights": at("runtime.weight_binding.Snapshot.is_current"),
+    "freezing": at("runtime.weight_binding.WeightSnapshot"),
+    "checking weights": at("runtime.weight_binding.WeightSnapshot.is_current"),
     "verification": at("runtime.program.Comparison", apart=True),
-    "verification, eager again": at("verify.first_call.Replay", apart=True),
+    "verification, eager again": at("verify.first_call.EagerInterpreter", apart=True),
     "verification, comparing": at("verify.first_call._Outputs.compare", apart=True),
-    "assembling": at("pipeline.blocks.Program"),
+    "assembling": at("pipeline.program_builder.Program"),
     "forward and backward, normal form": at("pipeline.captured.normalize", trains=True),
     "forward and backward, compile": Stage(
         lambda p: (p.executables(), p.method("compile"))[0], trains=True
@@ -257,7 +257,7 @@ def test_the_program_of_the_first_sizes_stays_if_replacing_it_fails(
     name: str, dynamic: bool, monkeypatch: pytest.MonkeyPatch
 ):
     backend = dynamo_backends.get_backend(name)
-    stage = at("pipeline.shapes.shared.SharedPrograms.note_compiled", dynamic=dynamic)
+    stage = at("pipeline.shapes.shared_programs.SharedPrograms.note_compiled", dynamic=dynamic)
     stage.plant(Planting(monkeypatch, [backend]))
     reports = agrees(name, stage)
     assert f"replacing the program of the first sizes failed (ZeroDivisionError: {TEXT}" in told(
@@ -291,20 +291,22 @@ def test_a_call_about_which_asking_fails_costs_no_other(monkeypatch: pytest.Monk
     (report,) = agrees("openxla", Stage(lambda p: None, options={"min_block_size": 1}))
     (fallback,) = report.fallbacks
     assert fallback.op == "aten.addmm.default"
-    assert fallback.reason == f"asking openxla failed (ZeroDivisionError: {TEXT})"
+    failed = f"querying openxla for supported operators failed (ZeroDivisionError: {TEXT})"
+    assert fallback.reason == failed
 
 
 DECISIONS = (
-    "subjects.key_of",
-    "subjects.candidates",
-    "tuner.Decisions.get",
-    "tuner.Decisions.put",
-    "tuner.TuningSession.decide",
+    "tuning_subjects.hash_json",
+    "tuning_subjects.iter_candidates",
+    "tuner.DecisionStore.get",
+    "tuner.DecisionStore.put",
+    "tuner.TuningSession.choose_winner",
 )
 
 
 @pytest.mark.parametrize(
-    "where", [*DECISIONS, "subjects.FunctionSubject.describe_choice", "subjects.CostModel"]
+    "where",
+    [*DECISIONS, "tuning_subjects.CapturedGraphSubject.report_choice", "tuning_subjects.CostModel"],
 )
 def test_autotune_without_decisions(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -334,7 +336,7 @@ def test_what_the_user_has_to_act_on_is_raised(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: Any) -> None:
         raise DeviceError("move the model to the CPU")
 
-    monkeypatch.setattr(dynamo_backends.get_backend("openxla"), "prepare", refuse)
+    monkeypatch.setattr(dynamo_backends.get_backend("openxla"), "check_graph", refuse)
     with pytest.raises(Exception, match="move the model to the CPU"):
         agrees("openxla", STAGES["devices"])
 

@@ -149,7 +149,7 @@ def hold():
 
 thread = threading.Thread(target=hold, daemon=True)
 from dynamo_backends.pipeline import background
-assert background.wait(LIMIT_S)
+assert background.wait_until_idle(LIMIT_S)
 thread.start()
 held.wait()
 

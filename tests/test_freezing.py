@@ -247,7 +247,7 @@ def test_one_element_through_an_alias_is_seen_by_the_strict_policy(backend: str)
 
 def test_a_backend_that_copies_would_be_stale_without_the_checks(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        "dynamo_backends.runtime.weight_binding.Snapshot.is_current", lambda *_: True
+        "dynamo_backends.runtime.weight_binding.WeightSnapshot.is_current", lambda *_: True
     )
     module, x = net(), torch.randn(2, 4, 4, 4)
     compiled = torch.compile(module, backend=copying("probe"))

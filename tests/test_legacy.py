@@ -80,7 +80,7 @@ def test_an_old_name_runs_and_says_once_what_it_is(caplog: pytest.LogCaptureFixt
             result = torch.compile(lambda x: x.relu() * 2 + 1, backend="ltc_reuse_graph")(x)
     assert torch.equal(result, x.relu() * 2 + 1)
     said = [r.message for r in caplog.records if "ltc_reuse_graph" in r.message]
-    assert said == ["'ltc_reuse_graph' is 'ltc' today: renamed."]
+    assert said == ["'ltc_reuse_graph' is replaced by 'ltc': renamed."]
 
 
 def test_an_old_name_of_torchs_backend_gets_that_one(monkeypatch: pytest.MonkeyPatch):

@@ -23,8 +23,7 @@ from dynamo_backends.interface.errors import OptionError
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.interface.report import SpeedReport
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.runtime import speed_check as pace_check
-from dynamo_backends.runtime import speed_timing as pace
+from dynamo_backends.runtime import speed_check, speed_timing
 from dynamo_backends.runtime.prepared_executables import UnfrozenExecutable
 from dynamo_backends.verify import bisection
 from dynamo_backends.workers.contention import System
@@ -99,7 +98,7 @@ class Kept(UnfrozenExecutable):
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "System", Clock)
+    monkeypatch.setattr(speed_timing, "System", Clock)
     monkeypatch.setattr(GraphReport, "compile_seconds", property(lambda _: 10.0, lambda *_: None))
 
 
@@ -140,7 +139,7 @@ def test_slow_code_is_replaced_and_that_is_said_once(caplog: pytest.LogCaptureFi
     assert outcomes(report) == [("block", "slower", True)]
     assert backend.ran < 15
     (found,) = report.paces
-    assert (found.factor, found.eager_s) == (pytest.approx(42), pytest.approx(MS))
+    assert (found.slowdown, found.eager_s) == (pytest.approx(42), pytest.approx(MS))
     (text,) = [r.getMessage() for r in caplog.records]
     start = "slow: a block of the inference graph of capture "
     assert text.startswith(start)
@@ -148,7 +147,7 @@ def test_slow_code_is_replaced_and_that_is_said_once(caplog: pytest.LogCaptureFi
         "takes 42 times eager's time (42 ms, eager 1 ms): 1x aten.mul.Tensor, 1x aten.sin.default, "
         "1x aten.cumsum.default, 1x aten.add.Tensor, at "
     ) in text
-    assert text.endswith("; the block runs in eager from now on. " + pace_check.REMEDY)
+    assert text.endswith("; the block runs in eager from now on. " + speed_check.REMEDY)
     assert dynamo_backends.counters()["slower"] == before["slower"] + 1
     assert report.events == [], "it is no fault"
     assert report.to_dict()["paces"][0]["outcome"] == "slower"
@@ -182,7 +181,7 @@ def test_eager_takes_over_only_where_it_may(
         again = called(function, backend, **settings)
     assert outcomes(again) == [("block", "slower", False)]
     texts = [r.getMessage() for r in caplog.records]
-    assert [text.count("; it stays. ") for text in texts] == [1, 1]
+    assert [text.count("; the compiled code stays in use. ") for text in texts] == [1, 1]
     assert again.ops_in_eager == 0
 
 
@@ -450,7 +449,7 @@ def test_the_slow_operator_is_found_on_request(monkeypatch: pytest.MonkeyPatch):
     with torch.no_grad():
         found = dynamo_backends.explain(function, torch.randn(5), backend=resolved, slow=True)
     (noted,) = found.reports[0].paces
-    assert (noted.outcome, noted.factor, noted.replaced) == ("slower", pytest.approx(42), False)
+    assert (noted.outcome, noted.slowdown, noted.replaced) == ("slower", pytest.approx(42), False)
     start = "most of the time is spent in aten.cumsum.default, at "
     assert noted.reason.startswith(start)
     assert noted.reason.endswith(": 42.0 times eager's time (42 ms, eager 1 ms)")
@@ -462,7 +461,7 @@ def test_the_slow_operator_is_found_on_request(monkeypatch: pytest.MonkeyPatch):
 
 def test_autotune_races_itself():
     options: Any = get_backend("autotune").Options()
-    assert options.common()["slow"] == "off"
+    assert options.common_settings()["slow"] == "off"
 
 
 def test_wrong_values_are_refused():

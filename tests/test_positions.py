@@ -274,13 +274,13 @@ def test_packages_keep_the_checks(early, tmp_path):
 
 def test_positions_that_are_known_to_be_in_range_are_not_checked():
     """Of the models that users have: positions counted up, labels of a buffer, topk and argmax."""
-    from dynamo_backends.graph import index_checks as position_checks
+    from dynamo_backends.graph import index_checks
     from dynamo_backends.pipeline import captured
 
-    seen: list[position_checks.IndexCheckedGraph] = []
-    make = position_checks.with_index_checks
+    seen: list[index_checks.IndexCheckedGraph] = []
+    make = index_checks.with_index_checks
 
-    def noting(*args: Any, **kwargs: Any) -> position_checks.IndexCheckedGraph:
+    def noting(*args: Any, **kwargs: Any) -> index_checks.IndexCheckedGraph:
         seen.append(make(*args, **kwargs))
         return seen[-1]
 

@@ -95,20 +95,20 @@ def test_one_program_serves_all_sizes(name: str, refused: Collection[str]):
 
 
 def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
-    from dynamo_backends.pipeline.shapes import ranged_programs as ranged
+    from dynamo_backends.pipeline.shapes import ranged_programs
 
     seen = []
     backend = Counting()
     run = compiled(lambda x, y: x.t() @ x + y + x.shape[0] * 2, backend)
-    original = ranged.RangedPrograms.find_for_graph
+    original = ranged_programs.RangedPrograms.find_for_graph
 
-    def serving(self: ranged.RangedPrograms, graph: Graph) -> Any:
+    def serving(self: ranged_programs.RangedPrograms, graph: Graph) -> Any:
         program = original(self, graph)
         seen.append(self.proven is not None)
         return program
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranged.RangedPrograms, "serving", serving)
+        patch.setattr(ranged_programs.RangedPrograms, "find_for_graph", serving)
         for rows, columns in ((4, 8), (6, 12), (6, 5), (9, 9), (3, 8)):
             x, y = torch.randn(rows, columns), torch.randn(columns)
             torch.testing.assert_close(run(x, y), x.t() @ x + y + x.shape[0] * 2)
@@ -118,8 +118,7 @@ def test_a_program_is_proven_by_sizes_that_tell_all_expressions_apart():
 
 def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     """Two expressions that are always equal are never told apart."""
-    from dynamo_backends.pipeline.shapes import padded_programs as padded
-    from dynamo_backends.pipeline.shapes import ranged_programs as ranged
+    from dynamo_backends.pipeline.shapes import padded_programs, ranged_programs
 
     rows, columns = sympy.symbols("rows columns")
 
@@ -129,10 +128,10 @@ def test_examples_of_two_threads_do_not_mix(monkeypatch: pytest.MonkeyPatch):
     def sized(number: int) -> Any:
         return SimpleNamespace(number=number, module=SimpleNamespace(graph=None))
 
-    monkeypatch.setattr(ranged, "inner_varying_sizes", sizes)
-    monkeypatch.setattr(ranged, "specialize_distinct_sizes", lambda *_: None)
-    monkeypatch.setattr(ranged, "has_hardcoded_sizes", lambda graph: False)
-    programs: Any = padded.PaddedPrograms.__new__(padded.PaddedPrograms)
+    monkeypatch.setattr(ranged_programs, "inner_varying_sizes", sizes)
+    monkeypatch.setattr(ranged_programs, "specialize_distinct_sizes", lambda *_: None)
+    monkeypatch.setattr(ranged_programs, "has_hardcoded_sizes", lambda graph: False)
+    programs: Any = padded_programs.PaddedPrograms.__new__(padded_programs.PaddedPrograms)
     programs._proofs, programs._proven, programs._symbols = {}, "", None
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -195,17 +194,17 @@ def test_what_is_wrong_for_other_sizes_is_found_at_once(caplog: pytest.LogCaptur
 
 
 def test_programs_of_one_number_each_do_not_pile_up():
-    from dynamo_backends.pipeline.shapes import ranged_programs as ranged
+    from dynamo_backends.pipeline.shapes import ranged_programs
 
-    made: list[ranged.RangedPrograms] = []
-    original = ranged.RangedPrograms.__init__
+    made: list[ranged_programs.RangedPrograms] = []
+    original = ranged_programs.RangedPrograms.__init__
 
-    def note(self: ranged.RangedPrograms, *arguments: Any) -> None:
+    def note(self: ranged_programs.RangedPrograms, *arguments: Any) -> None:
         original(self, *arguments)
         made.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranged.RangedPrograms, "__init__", note)
+        patch.setattr(ranged_programs.RangedPrograms, "__init__", note)
         run = compiled(
             lambda x: x + torch.full((1,), 12 / x.shape[0]), Counting(), max_executables=3
         )

@@ -130,7 +130,7 @@ def test_what_else_is_kept_is_not_unpickled(mark: Path, monkeypatch: pytest.Monk
             reader()
     assert len(asked) == len(readers)
     exporter_lowerings._names.cache_clear()
-    monkeypatch.setattr(DiskCache, "read", lambda self, name: bomb)
+    monkeypatch.setattr(DiskCache, "read_file", lambda self, name: bomb)
     assert DecisionStore().get("a" * 64) is None
 
 

@@ -15,7 +15,7 @@ from dynamo_backends import Executable, Options
 from dynamo_backends.graph.graph import Graph
 from dynamo_backends.interface.registry import get_backend
 from dynamo_backends.pipeline.captured import compile_captured
-from dynamo_backends.pipeline.shapes import shared_programs as shared
+from dynamo_backends.pipeline.shapes import shared_programs
 from dynamo_backends.pipeline.shapes.shared_programs import SuccessorProgram
 from tests.backend_checks import usable
 from tests.test_ranges import Counting, rows_compared
@@ -180,7 +180,7 @@ def test_constants_are_compared():
     ],
 )
 def test_constants_are_equal_bit_by_bit(first: Any, second: Any, are_equal: bool):
-    assert shared._equal(torch.tensor(first), torch.tensor(second)) == are_equal
+    assert shared_programs._equal(torch.tensor(first), torch.tensor(second)) == are_equal
 
 
 @pytest.mark.parametrize("name", ["onnxrt", "ov"])

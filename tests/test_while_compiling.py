@@ -271,7 +271,7 @@ def test_autotune_refuses():
 
 def test_steps_refuse():
     model = nn.Linear(2, 2)
-    with pytest.raises(OptionError, match="compile_step with openxla compiles while"):
+    with pytest.raises(OptionError, match="compile_step with openxla compiles synchronously"):
         dynamo_backends.compile_step(
             lambda x: model(x),
             model=model,
@@ -287,11 +287,11 @@ def test_a_child_starts_its_own_thread():
 import os, threading
 from dynamo_backends.pipeline import background
 hold = threading.Event()
-background.submit(1, hold.wait)
+background.submit_compilation(1, hold.wait)
 child = os.fork()
 if child == 0:
     done = []
-    background.submit(1, lambda: done.append(threading.current_thread().name))
+    background.submit_compilation(1, lambda: done.append(threading.current_thread().name))
     ended = background.wait(30)
     os._exit(0 if ended and done == ["dynamo_backends compiler"] else 1)
 assert os.waitpid(child, 0)[1] == 0
@@ -309,8 +309,8 @@ begun = threading.Event()
 def job():
     while True:
         begun.set()
-background.submit(1, job)
-background.submit(2, job)
+background.submit_compilation(1, job)
+background.submit_compilation(2, job)
 assert begun.wait(60)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -36,7 +36,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dynamo_backends.bench import rendering, run_file
+from dynamo_backends.bench import rendering, saved_run
 from dynamo_backends.bench.cells import Run
 from dynamo_backends.bench.markdown_tables import TABLES, caption, chart, conditions
 from dynamo_backends.bench.results_files import ResultError
@@ -79,7 +79,7 @@ def rendered(root: Path, folder: Path) -> list[tuple[Path, str]]:
         PageError: A page asks for what there is not.
         ResultError: A file of results cannot be read.
     """
-    runs = {path.stem: run_file.read(path) for path in sorted(folder.glob("*.json"))}
+    runs = {path.stem: saved_run.read(path) for path in sorted(folder.glob("*.json"))}
     timed = {name: run for name, run in runs.items() if not run.context.get("accuracy")}
     found = [(folder / f"{name}.svg", chart(run)) for name, run in timed.items()]
     for page in (root / "README.md", *sorted((root / "docs").glob("*.md"))):

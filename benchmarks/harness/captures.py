@@ -19,7 +19,7 @@ TIMED = {
     "trace_record": "record",
     "functionalize": "functionalize",
     **dict.fromkeys(
-        ("_PASSES", "hoist", "with_position_checks", "with_updates_withheld"), "passes"
+        ("_PASSES", "hoist", "with_index_checks", "suppress_updates_on_error"), "passes"
     ),
 }
 """Functions of `record_program`, and the part that they are of."""

@@ -11,7 +11,7 @@ Code elsewhere imports these names from here and never from torch's insides. `wa
 
 # ruff: noqa: F401 - all of these are names for the rest of the package
 
-from dynamo_backends._torch_private import amp_scaling as scaling
+from dynamo_backends._torch_private import amp_scaling
 from dynamo_backends._torch_private.aot_graph_metadata import (
     captured_static_inputs,
     copy_captured,

@@ -193,7 +193,7 @@ def _task(owner: BackgroundTunedGraph, tuner: GraphTuner) -> TuningJob:
         budget=tuner.budget,
         prepare=prepare,
         leads=leads,
-        is_ready=lambda owner: owner.symbols is None or owner.symbols.traffic.suffices,
+        is_ready=lambda owner: owner.symbols is None or owner.symbols.traffic.has_enough_calls,
         decided=decided,
         left=BackgroundTunedGraph.stop_tuning,
         isolated=[c.name for c in subject.competing if is_isolated(c, options)],

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends._torch_private import graph_serialization as packing
+from dynamo_backends._torch_private import graph_serialization
 from dynamo_backends.graph.precision import float32_matmul_precision
 from dynamo_backends.workers.worker_process import child_environment
 
@@ -40,8 +40,8 @@ def write(folder: Path, captured: fx.GraphModule, values: list[Any]) -> None:
     names = {str(node.target) for node in captured.graph.find_nodes(op="get_attr")}
     attributes = {name: _attribute(captured, name) for name in sorted(names)}
     try:
-        graph = packing.graph_to_text(captured.graph, _FUNCTIONS)
-    except packing.UnserializableError as error:
+        graph = graph_serialization.graph_to_text(captured.graph, _FUNCTIONS)
+    except graph_serialization.UnserializableError as error:
         raise GraphNotSerializableError(f"the graph contains {error}") from error
     tensors = {str(i): v.detach() for i, v in enumerate(values) if isinstance(v, Tensor)}
     others = {str(i): v for i, v in enumerate(values) if not isinstance(v, Tensor)}
@@ -79,7 +79,7 @@ def read(folder: Path) -> tuple[fx.GraphModule, list[Any]]:
     root = torch.nn.Module()
     for name, tensor in tensors["attributes"].items():
         root.register_buffer(name, tensor)
-    graph = packing.graph_from_text(head["graph"], _FUNCTIONS)
+    graph = graph_serialization.graph_from_text(head["graph"], _FUNCTIONS)
     values = [
         tensors["inputs"].get(str(i), head["values"].get(str(i))) for i in range(head["inputs"])
     ]
@@ -121,7 +121,9 @@ def _function(name: str) -> Any:
     raise GraphNotSerializableError(f"there is no importable function {name}")
 
 
-_FUNCTIONS = packing.FunctionTable(_function_name, _function, True, private.concretize_number)
+_FUNCTIONS = graph_serialization.FunctionTable(
+    _function_name, _function, True, private.concretize_number
+)
 
 
 # The graph, as Dynamo captures it again.

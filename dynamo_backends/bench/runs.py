@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from dynamo_backends.bench import run_file
+from dynamo_backends.bench import saved_run
 from dynamo_backends.bench.cells import BenchConfig, Cell, Outcome, Run, as_ratio
 from dynamo_backends.bench.environment import environment
 from dynamo_backends.bench.processes import measure
@@ -42,7 +42,7 @@ def measure_all(
         console: Gets a line for each, and how long the rest will take.
     """
     run.cells = list(dict.fromkeys([*run.cells, *cells]))
-    run_file.save(run, path)
+    saved_run.save(run, path)
     due = run.left_of(cells)
     columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
     with (
@@ -54,7 +54,7 @@ def measure_all(
             text = format_duration(run.seconds_for(due[number:]))
             progress.update(task, description=f"{cell}, {text} left")
             run.outcomes[cell] = measure(cell, how)
-            run_file.save(run, path)
+            saved_run.save(run, path)
             progress.advance(task)
             console.print(_line(run, cells, cell), highlight=False, soft_wrap=True)
 

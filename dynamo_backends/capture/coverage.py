@@ -11,7 +11,7 @@ from typing import Any, overload
 from rich.console import Group
 from rich.table import Table
 
-from dynamo_backends._torch_private import dynamo_control as control
+from dynamo_backends._torch_private import dynamo_control
 from dynamo_backends.capture.callback_scopes import (
     Callback,
     CallbackScope,
@@ -206,7 +206,7 @@ def coverage(
                 "function first."
             )
         return _measured()
-    captured = fn if control.is_compiled(fn) else optimize("eager")(fn)
+    captured = fn if dynamo_control.is_compiled(fn) else optimize("eager")(fn)
     with _measured() as found:
         found.result = captured(*args, **kwargs)
     return found
@@ -345,8 +345,8 @@ class CompiledOnlyScope(CallbackScope):
     def __call__(self, fn: Any) -> Any:
         """Wraps a function, generator function or module to compile nothing when called."""
         if inspect.isgeneratorfunction(fn):
-            return control.run_within(lambda: self, fn)
-        return control.wrap_to_run_only(fn, forbid_new_compilations)
+            return dynamo_control.run_within(lambda: self, fn)
+        return dynamo_control.wrap_to_run_only(fn, forbid_new_compilations)
 
     def _callback(self) -> Callback:
         return False
@@ -364,11 +364,11 @@ class DisableScope(CallbackScope):
 
     def __call__(self, fn: Any) -> Any:
         """Returns the function, generator function or module, which always runs in eager."""
-        return control.wrap_as_disabled(fn, self._around)
+        return dynamo_control.wrap_as_disabled(fn, self._around)
 
     def _around(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.isgeneratorfunction(fn):
-            return control.run_within(lambda: self, fn)
+            return dynamo_control.run_within(lambda: self, fn)
 
         @functools.wraps(fn)
         def in_eager(*args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from dynamo_backends._torch_private import dynamo_control as control
+from dynamo_backends._torch_private import dynamo_control
 from dynamo_backends._torch_private import dynamo_monitoring as private
 from dynamo_backends.capture.backend_resolution import (
     CompilerFunction,
@@ -249,19 +249,19 @@ class OptimizeScope(CallbackScope):
     def __call__(self, fn: Any) -> Any:
         """Returns the function or module, captured whenever it is called."""
         if inspect.isgeneratorfunction(fn):
-            return control.run_within(lambda: self, fn)
+            return dynamo_control.run_within(lambda: self, fn)
         return self._new_context()(fn)
 
     def _new_context(self) -> Any:
         """Makes Dynamo's decorator; each function has its own, whose first call is checked."""
-        return control.dynamo_context(self.backend, self._dynamic, self._fullgraph)
+        return dynamo_control.dynamo_context(self.backend, self._dynamic, self._fullgraph)
 
     def _callback(self) -> Callback:
         callback: Callable[..., Any] | None = getattr(self._context, "callback", None)
-        return control.CaptureTorchNNCallback(callback) if callback is not None else None
+        return dynamo_control.CaptureTorchNNCallback(callback) if callback is not None else None
 
     def _hooks(self) -> tuple[Hook, ...]:
         return (
-            control.CaptureTorchNNCallback.retry_torch_nn_frames,
-            *control.entry_hooks(self._context),
+            dynamo_control.CaptureTorchNNCallback.retry_torch_nn_frames,
+            *dynamo_control.entry_hooks(self._context),
         )

@@ -24,8 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import dynamo_control as control
-from dynamo_backends._torch_private import find_fake_mode
+from dynamo_backends._torch_private import dynamo_control, find_fake_mode
 
 _FRAME = re.compile(r"^\d+/\d+: ")
 """Reasons begin with which compilation of which frame it was; numbers differ from run to run."""
@@ -84,14 +83,17 @@ class Meter:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Meters inside the block (context manager); only graphs compiled inside are seen."""
-        self._last_metric = (control.compilation_metrics() or [None])[-1]
+        self._last_metric = (dynamo_control.compilation_metrics() or [None])[-1]
         thread = threading.get_ident()
 
         def told(code: CodeType) -> None:
             if threading.get_ident() == thread:
                 self._frame_compiled(code)
 
-        with control.intercepting_graphs(_watched), control.watching_compiled_frames(told):
+        with (
+            dynamo_control.intercepting_graphs(_watched),
+            dynamo_control.watching_compiled_frames(told),
+        ):
             _thread.meters.append(self)
             try:
                 with self._mode:
@@ -108,7 +110,7 @@ class Meter:
         """Runs a graph, times it, and reports it to the listener."""
         self.paused += 1
         try:
-            with control.popping_dispatch_mode(self._mode):
+            with dynamo_control.popping_dispatch_mode(self._mode):
                 start = time.perf_counter()
                 result = call()
                 seconds = time.perf_counter() - start
@@ -119,7 +121,7 @@ class Meter:
 
     def report_recompilations(self) -> None:
         """Reports the recompilations that Dynamo recorded since the last report."""
-        metrics = control.compilation_metrics()
+        metrics = dynamo_control.compilation_metrics()
         start = next((i for i, m in enumerate(metrics, 1) if m is self._last_metric), 0)
         for metric in metrics[start:]:
             function = self._ids.get(str(metric.compile_id))
@@ -132,11 +134,11 @@ class Meter:
     def _frame_compiled(self, code: CodeType) -> None:
         self.report_recompilations()  # before Dynamo's record, which is bounded, drops what it has
         function = describe_code(code)
-        self._ids[str(control.current_compile_id())] = function
+        self._ids[str(dynamo_control.current_compile_id())] = function
         self._listener.on_frame_compiled(function)
 
 
-class _EagerOps(control.DynamoTransparentMode):
+class _EagerOps(dynamo_control.DynamoTransparentMode):
     def __init__(self, meter: Meter):
         super().__init__()
         self._meter = meter
@@ -146,8 +148,8 @@ class _EagerOps(control.DynamoTransparentMode):
         if (
             not _counts(func)
             or meter.paused
-            or control.current_compile_id()
-            or control.is_in_backward()
+            or dynamo_control.current_compile_id()
+            or dynamo_control.is_in_backward()
         ):
             return func(*args, **(kwargs or {}))
         start = time.perf_counter()
@@ -183,7 +185,7 @@ def count_graph_ops(function: str, gm: fx.GraphModule) -> GraphSize:
         return GraphSize(function, calls, exact=False)
 
 
-class CallCountMode(control.DynamoTransparentMode):
+class CallCountMode(dynamo_control.DynamoTransparentMode):
     """A dispatch mode that counts ATen calls."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import dynamo_control as control
+from dynamo_backends._torch_private import dynamo_control
 from dynamo_backends._torch_private.symbols import marked_ranges
 from dynamo_backends.capture.warming import WarmUp, warm_up_calls
 from dynamo_backends.interface.compiler import compiler
@@ -73,7 +73,7 @@ def precompile(
     kwargs = dict(kwargs or {})
     ranges = _ranges(fn, args, kwargs, dynamic_shapes)
     compiled = fn
-    if not control.is_compiled(fn):
+    if not dynamo_control.is_compiled(fn):
         compiled = torch.compile(fn, backend=compiler(backend, **(options or {})))
     leaves, structure = pytree.tree_flatten((tuple(args), kwargs))
     for (leaf, dim), known in ranges.items():

@@ -211,12 +211,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import packages, run_file, runs
+    from dynamo_backends.bench import packages, runs, saved_run
 
     for needed in (packages.import_psutil, packages.import_stats, packages.import_jinja2):
         needed()  # now, not after hours
     how, output = _how(args), args.output
-    run = run_file.open_run(runs.context(how), output, args.resume)
+    run = saved_run.open_run(runs.context(how), output, args.resume)
     cells = _asked(args, how, run)
     run.command = shlex.join(["dynamo-backends", *args.given])
     try:
@@ -288,11 +288,11 @@ def _report(run: "Run", results: Path, html: Path | None, console: Console) -> N
 
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import comparison, pages, run_file
+    from dynamo_backends.bench import comparison, pages, saved_run
 
     if len(args.files) != 2:
         raise OptionError("compare takes two files: bench compare BEFORE.json AFTER.json.")
-    before, after = map(run_file.read, args.files)
+    before, after = map(saved_run.read, args.files)
     found = comparison.compare_runs(before, after, args.threshold)
     for text in found.contexts:
         console.print(f"[yellow]the runs differ:[/] {text}", highlight=False)
@@ -307,12 +307,12 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 
 
 def _page(args: argparse.Namespace, console: Console) -> int:
-    from dynamo_backends.bench import run_file
+    from dynamo_backends.bench import saved_run
 
     if len(args.files) != 1:
         raise OptionError("page takes one file: bench page RESULT.json.")
     (results,) = args.files
-    _report(run_file.read(results), results, args.html, console)
+    _report(saved_run.read(results), results, args.html, console)
     return 0
 
 

@@ -14,7 +14,7 @@ from dynamo_backends.cli import (
     conformance,
     doctor,
     explain,
-    inspecting,
+    inspect_package,
     listing,
     verifying,
 )
@@ -30,7 +30,7 @@ _COMMANDS: dict[str, Any] = {
     "compile": building.Compile,
     "tune": building.Tune,
     "save": building.Save,
-    "inspect": inspecting,
+    "inspect": inspect_package,
     "verify": verifying,
 }
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from dynamo_backends import _torch_private as private
-from dynamo_backends.graph import symbolic_scalars as numbers
+from dynamo_backends.graph import symbolic_scalars
 from dynamo_backends.graph.call_tracing import CallTraceCache
 from dynamo_backends.graph.graph import Graph, copy_graph, erase_unused_calls
 from dynamo_backends.graph.normalize import NORMALIZE
@@ -130,8 +130,8 @@ def _expand(
 ) -> tuple[Any, list[fx.Node]]:
     graph = node.graph
     traced = (traces or CallTraceCache())(node, function, rules or {})
-    if numbers.has_hardcoded_sizes(traced):
-        numbers.note_hardcoded_size(graph)
+    if symbolic_scalars.has_hardcoded_sizes(traced):
+        symbolic_scalars.note_hardcoded_size(graph)
     sources = iter(node.all_input_nodes)
     copies: dict[fx.Node, fx.Node] = {}
     with graph.inserting_before(node):

@@ -47,7 +47,7 @@ class NvFuser(Backend):
     summary = "nvFuser, NVIDIA's fusion compiler for CUDA"
     Options = NvFuserOptions
     trains = True
-    dynamic_shapes = "one fusion definition for many shapes"
+    dynamic_shapes = "one fusion for many shapes"
     optional_packages = ("nvfuser-*",)  # one for each CUDA and torch
 
     def availability(self) -> Availability:

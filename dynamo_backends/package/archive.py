@@ -209,7 +209,10 @@ class Archive:
         infos = self._zip.infolist()
         for info in infos:
             if not _NAME.fullmatch(info.filename) or info.filename in found:
-                raise PackageError(f"{self.path} contains an unexpected part: {info.filename!r}")
+                raise PackageError(
+                    f"{self.path} is not a valid package: it contains an unexpected part, "
+                    f"{info.filename!r}"
+                )
             if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
                 raise PackageError(
                     f"{self.path} is not a valid package: {info.filename!r} is compressed"

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from dynamo_backends._torch_private import graph_serialization as packing
+from dynamo_backends._torch_private import graph_serialization
 from dynamo_backends.graph.index_checks import IndexCheckedGraph, InputCheck
 from dynamo_backends.graph.random_draws import draw
 from dynamo_backends.interface.errors import PackageError, brief_error
 
 SCALARS = (bool, int, float, str, type(None))
 _DRAWS = frozenset(("bernoulli_", "exponential_", "normal_", "random_", "uniform_"))
-_FUNCTIONS = packing.make_function_table({"getitem": operator.getitem, "draw": draw})
+_FUNCTIONS = graph_serialization.make_function_table({"getitem": operator.getitem, "draw": draw})
 
 
 def to_text(graph: fx.Graph) -> str | None:
@@ -22,8 +22,8 @@ def to_text(graph: fx.Graph) -> str | None:
     if any(node.op == "get_attr" for node in graph.nodes):
         return None
     try:
-        return packing.graph_to_text(graph, _FUNCTIONS)
-    except packing.UnserializableError:
+        return graph_serialization.graph_to_text(graph, _FUNCTIONS)
+    except graph_serialization.UnserializableError:
         return None
 
 
@@ -41,7 +41,7 @@ def module_of(text: str) -> fx.GraphModule:
         PackageError: It calls what is no operator, names no value, or is no graph.
     """
     try:
-        graph = packing.graph_from_text(text, _FUNCTIONS)
+        graph = graph_serialization.graph_from_text(text, _FUNCTIONS)
         module = fx.GraphModule(torch.nn.Module(), graph)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise PackageError(f"a graph of the package is invalid: {brief_error(error)}") from error

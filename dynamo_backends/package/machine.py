@@ -11,7 +11,7 @@ from dynamo_backends.interface.backend import Backend
 from dynamo_backends.interface.mesh import format_bytes
 from dynamo_backends.interface.options import Options
 from dynamo_backends.interface.packages import installed_versions
-from dynamo_backends.runtime import cpu_info as processor
+from dynamo_backends.runtime import cpu_info
 from dynamo_backends.runtime.cache import source_digest
 
 
@@ -42,10 +42,10 @@ def described(backend: Backend | None, options: Options | None) -> dict[str, Any
         "packages": {"torch": torch.__version__, **(backend.versions() if backend else {})},
         "dynamo_backends": f"{own} {source_digest()}".strip(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "processor": processor.cpu_name(),
-        "instruction_sets": list(processor.cpu_flags()),
+        "processor": cpu_info.cpu_name(),
+        "instruction_sets": list(cpu_info.cpu_flags()),
         "threads": torch.get_num_threads(),
-        "key": f"{key} {processor.cpu_cache_key()}",
+        "key": f"{key} {cpu_info.cpu_cache_key()}",
     }
 
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from dynamo_backends._torch_private import disable_current_modes, generated_forward
-from dynamo_backends._torch_private import dynamo_control as control
+from dynamo_backends._torch_private import disable_current_modes, dynamo_control, generated_forward
 from dynamo_backends._torch_private.forks import fork_safe_lock
 from dynamo_backends.graph.eager_calls import make_eager_module
 from dynamo_backends.graph.graph import Graph
@@ -171,7 +170,7 @@ class CompiledGraph:
         self._is_ranged = serves_ranges and options.ranges
         self._exact = ExactPrograms(options, report)
         self.ranged = RangedPrograms(self._graph, options.max_executables)
-        function = control.compiled_function()
+        function = dynamo_control.compiled_function()
         capture = FunctionCapture(function, backend.name, options, self._graph, self._constants)
         self._shared = SharedPrograms(self, capture, self._is_ranged, backend.depends_on_ranges)
         self._padded = self._padded_programs(symbols)

@@ -17,9 +17,9 @@ from dynamo_backends.runtime.device_values import (
     register_operator_runner,
 )
 from dynamo_backends.runtime.foreign_devices import refuse_foreign_move
-from dynamo_backends.xla.eager_ops import EagerOpRunner
 from dynamo_backends.xla.options import parse_device_name
 from dynamo_backends.xla.runtime import PjrtDevice, open_device
+from dynamo_backends.xla.single_op_programs import EagerOpRunner
 
 T = TypeVar("T")
 

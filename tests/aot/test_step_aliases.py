@@ -208,7 +208,7 @@ def test_overlapping_arguments_may_be_read_but_not_written():
     model, step = batch_step(adds_in_place, "openxla")
     step(x.clone(), y.clone())
     before = memory.clone(), model.weight.detach().clone()  # type: ignore[operator]
-    with pytest.raises(StepCaptureError, match=r"batch\[0\], batch\[1\] share memory"):
+    with pytest.raises(StepCaptureError, match=r"batch\[0\], batch\[1\] share storage"):
         step(x, y)
     torch.testing.assert_close((memory, model.weight.detach()), before)  # type: ignore[operator]
     step(memory[:8].view(2, 4), memory[8:].view(2, 4))  # parts of one tensor that do not overlap

@@ -9,8 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from dynamo_backends.autotune import cost_model as prior
-from dynamo_backends.autotune import status, tuning_thread, warm_start
+from dynamo_backends.autotune import cost_model, status, tuning_thread, warm_start
 from dynamo_backends.pipeline import background
 from dynamo_backends.runtime.cache import cache_folder
 from dynamo_backends.workers.progress import COUNTS, Counts
@@ -27,7 +26,7 @@ METADATA = "Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n"
 def _nothing_won_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it matter which test is the first to compile with a backend."""
     warm_start._ranked.clear()
-    monkeypatch.setattr(prior, "START_UP", {})
+    monkeypatch.setattr(cost_model, "START_UP", {})
 
 
 @pytest.fixture(scope="session")

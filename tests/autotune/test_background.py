@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import cost_model as prior
-from dynamo_backends.autotune import hot_swap, tuner, tuning_thread
+from dynamo_backends.autotune import cost_model, hot_swap, tuner, tuning_thread
 from dynamo_backends.autotune.decisions import DecisionStore
 from dynamo_backends.autotune.tuning_thread import TuningThread
 from dynamo_backends.interface.errors import OptionError
@@ -87,7 +86,7 @@ def test_the_winner_takes_over(counts: Counts, caplog: pytest.LogCaptureFixture)
         torch.testing.assert_close(run(x), model(x))
     (report,) = reports
     assert report.backend == report.chosen == "good"
-    assert report.tuning == str(only_status()) == "verified winner good serving"
+    assert report.tuning == str(only_status()) == "verified winner good runs calls"
     rows = {row.name: row for row in report.candidates}
     assert rows["crashes"].reason == "crashed with SIGSEGV in a process of its own"
     assert rows["wrong_numbers"].reason.startswith("wrong: output 0 differs from eager")
@@ -183,7 +182,7 @@ def test_a_winner_that_fails_here_does_not_serve(plant: ModuleType):
 def test_the_first_call_compiles_one_that_takes_no_longer_than_it_may(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(prior, "START_UP", {"good": ("a module that is not there", 100.0)})
+    monkeypatch.setattr(cost_model, "START_UP", {"good": ("a module that is not there", 100.0)})
     with dynamo_backends.record() as reports:
         compiled(Slow(), "good", "wrong_elsewhere", first_call_s=50)(torch.randn(40, 50))
         assert reports[0].chosen == "wrong_elsewhere"
@@ -232,7 +231,7 @@ def test_a_tuner_that_is_killed_loses_nothing(moment: str, tuning: TuningThread,
     gate.open()
     assert dynamo_backends.wait_for_tuning(LONG_S)
     winner = "eager" if moment.startswith("twice") else "waits"
-    assert str(only_status()) == f"verified winner {winner} serving"
+    assert str(only_status()) == f"verified winner {winner} runs calls"
     rows = {row.name: row for row in DecisionStore().all()[0].candidates}
     assert "no such chip" in rows["raises_at_compile"].reason
     if winner == "eager":
@@ -299,7 +298,9 @@ def test_a_graph_that_the_budget_does_not_suffice_for_stays_in_eager(
         run = compiled(model, "ts_trace")
         torch.testing.assert_close(run(x), model(x))
         assert dynamo_backends.wait_for_tuning(LONG_S)
-    reason = "the remaining budget of 20 s is too short for any candidate"
+    reason = (
+        "the remaining budget of 20 s is too short for any candidate; raise the option budget_s"
+    )
     assert reports[0].tuning == str(only_status()) == f"gave up ({reason})"
     rows = {row.name: row.reason for row in reports[0].candidates}
     assert rows == {"eager": "", "ts_trace": "not tried: the budget of 20 s is spent"}
@@ -312,7 +313,7 @@ def test_what_hangs_is_ended(gate: Gate):
     run = compiled(Slow(), "waits", trial_timeout_s=1)
     run(torch.randn(40, 50))
     assert dynamo_backends.wait_for_tuning(LONG_S)
-    assert str(only_status()) == "verified winner eager serving"
+    assert str(only_status()) == "verified winner eager runs calls"
     (row,) = (r for r in DecisionStore().all()[0].candidates if r.name == "waits")
     assert row.reason == "did not finish within 1 s in a process of its own"
 
@@ -426,12 +427,12 @@ def test_the_first_call_may_compile_who_promises_most(gate: Gate, counts: Counts
     assert reports[0].chosen == "waits"
     assert counts.compiled == 1
     assert dynamo_backends.wait_for_tuning(LONG_S)
-    assert str(only_status()) == "verified winner waits serving"
+    assert str(only_status()) == "verified winner waits runs calls"
     assert counts.compiled == 1, "what serves already is not compiled again"
     torch._dynamo.reset()
     with dynamo_backends.record() as reports:
         compiled(model, "waits", first_call_s=1000)(x)
-    assert reports[0].tuning == "verified winner waits serving", "the decision is on disk"
+    assert reports[0].tuning == "verified winner waits runs calls", "the decision is on disk"
 
 
 def test_explain_shows_where_tuning_stands():

@@ -170,8 +170,8 @@ def test_a_forked_child_serves_what_it_has_and_nothing_is_left(
     child, parent, later = said(run(site, tmp_path, FORKS))
     reason = "gave up (this process was forked from the process that tunes)"
     assert child == {"right": True, "ended": True, "child": reason, "own": 0}
-    assert parent == {"right": True, "ended": True, "parent": "verified winner waits serving"}
-    assert later == {"right": True, "later": "verified winner waits serving"}
+    assert parent == {"right": True, "ended": True, "parent": "verified winner waits runs calls"}
+    assert later == {"right": True, "later": "verified winner waits runs calls"}
     assert is_left(tmp_path) == []
 
 
@@ -185,7 +185,7 @@ def test_a_child_captures_that_is_forked_while_a_winner_is_loaded(
 @pytest.mark.long
 def test_a_spawned_process_tunes_itself(site: dict[str, str], tmp_path: Path):
     (words,) = said(run(site, tmp_path, SPAWNS))
-    assert words == {"right": True, "ended": True, "spawned": "verified winner good serving"}
+    assert words == {"right": True, "ended": True, "spawned": "verified winner good runs calls"}
 
 
 def is_alive(pid: int) -> bool:

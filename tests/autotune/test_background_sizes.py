@@ -63,7 +63,7 @@ def test_the_second_size_is_tuned_over_those_that_occur(counts: Counts):
     assert first.winner == second.winner == "good"
     assert first.sizes == ""
     assert second.sizes == "x.size()[0] = 5 in 1 call, 6 in 2 calls, 7 in 1 call"
-    assert reports[1].tuning == f"verified winner good serving, chosen over {second.sizes}"
+    assert reports[1].tuning == f"verified winner good runs calls, chosen over {second.sizes}"
     assert reports[1].chosen == "good"
     assert {row.name for row in reports[1].candidates} == {"eager", "good"}
     assert counts.compiled == 2, "the winner alone, for each of the two graphs"

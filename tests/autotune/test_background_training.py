@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import dynamo_backends
 from dynamo_backends import TuningStatus
-from dynamo_backends.autotune import symbolic_sizes as sizes
-from dynamo_backends.autotune import tuning_thread
+from dynamo_backends.autotune import symbolic_sizes, tuning_thread
 from dynamo_backends.autotune.session import SessionOutcome
 from dynamo_backends.autotune.tuning_thread import TuningJob
 from dynamo_backends.interface.report import CandidateReport
@@ -46,8 +45,8 @@ def last_status() -> TuningStatus:
 def test_it_is_tuned_over_the_sizes_that_occur(
     plant: ModuleType, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sizes, "MAX_SIZES", 3)
-    monkeypatch.setattr(sizes, "WAIT_S", LONG_S)
+    monkeypatch.setattr(symbolic_sizes, "MAX_SIZES", 3)
+    monkeypatch.setattr(symbolic_sizes, "WAIT_S", LONG_S)
     model = Slow()
 
     def gradient(run: Callable[..., Any], size: int) -> Tensor:

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamo_backends.autotune import cost_model as prior
-from dynamo_backends.autotune import tuner
+from dynamo_backends.autotune import cost_model, tuner
 from dynamo_backends.autotune.candidates import Candidate
 from dynamo_backends.autotune.cost_model import CostModel, GraphFeatures, Prior, PriorRow
 from dynamo_backends.autotune.graph_budget import graph_limit_s
@@ -46,7 +45,7 @@ class Planted(TuningSubject):
     def compile_candidate(self, candidate: Candidate) -> race.Run:
         return self.build_by_name(candidate.name)
 
-    def check_graph(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+    def prepare_candidate(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
         return PreparedCandidate(candidate.name, lambda: self.compile_candidate(candidate))
 
 
@@ -75,7 +74,7 @@ class Process:
         patch.setattr(tuner, "budget_of", lambda *_: budget)
         rows = {n: PriorRow((s - 0.3) / 10, 1.5, 1.5, 1.5, 1.0) for n, s in compile_s.items()}
         model = CostModel([], GRAPH, Prior({"inference": rows}))
-        patch.setattr(TuningKey, "model", lambda _: model)
+        patch.setattr(TuningKey, "make_cost_model", lambda _: model)
 
     def _run(self, name: str) -> race.Run:
         calls = itertools.count(1)
@@ -179,7 +178,7 @@ def test_who_is_named_is_tried(monkeypatch: pytest.MonkeyPatch):
 def test_the_first_compilation_of_a_process_takes_longer(monkeypatch: pytest.MonkeyPatch):
     seconds = []
     for module in ("a module that is not there", "sys"):
-        monkeypatch.setattr(prior, "START_UP", {"inductor": (module, 9.0)})
+        monkeypatch.setattr(cost_model, "START_UP", {"inductor": (module, 9.0)})
         seconds.append(CostModel([], GRAPH).predict("inductor").compile_s)
     assert seconds[0] - seconds[1] == pytest.approx(9)
 
@@ -188,7 +187,7 @@ def test_a_small_graph_says_nothing_of_how_long_a_large_one_compiles(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Most of its compilation was the first one's imports."""
-    monkeypatch.setattr(prior, "START_UP", {"ov": ("sys", 1.0)})
+    monkeypatch.setattr(cost_model, "START_UP", {"ov": ("sys", 1.0)})
     rows = (CandidateReport("ov", "", 6.0, 0.0, 1.0, (1.0, 1.0, 1.0)), CandidateReport("openxla"))
     large = GraphFeatures("inference", 70)
     expected = CostModel([], large).predict("ov").compile_s

@@ -59,7 +59,7 @@ class Planted(TuningSubject):
         assert self._build is not None
         return self._build(candidate.name)
 
-    def check_graph(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
+    def prepare_candidate(self, candidate: Candidate, workload: Workload) -> PreparedCandidate:
         place = self._first.get(candidate.name)
         return PreparedCandidate(
             candidate.name, lambda: self.compile_candidate(candidate), early=place
@@ -80,7 +80,9 @@ class Process:
         patch.setattr(race, "running_s", lambda: self.now)
         self.budget = Budget(budget_s, clock=lambda: self.now)
         patch.setattr(tuner, "budget_of", lambda *_: self.budget)
-        patch.setattr(TuningKey, "model", lambda q: CostModel([], GraphFeatures(q.kind, q.ops)))
+        patch.setattr(
+            TuningKey, "make_cost_model", lambda q: CostModel([], GraphFeatures(q.kind, q.ops))
+        )
         self.compiled: list[tuple[str, float]] = []
 
     def tune(

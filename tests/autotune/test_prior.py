@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import dynamo_backends
-from dynamo_backends.autotune import tuning_subjects as subjects
+from dynamo_backends.autotune import tuning_subjects
 from dynamo_backends.autotune.cost_model import UNKNOWN, CostModel, GraphFeatures, Prior, PriorRow
 from dynamo_backends.autotune.flop_features import compute_flop_features
 from dynamo_backends.autotune.options import AutotuneOptions
@@ -306,7 +306,7 @@ def test_a_graph_that_cannot_be_described_is_tuned_all_the_same(
         raise TypeError("planted")
 
     monkeypatch.setenv("DYNAMO_BACKENDS_CHECK", "0")  # as users have it: it is contained
-    monkeypatch.setattr(subjects, "compute_flop_features", failing)
+    monkeypatch.setattr(tuning_subjects, "compute_flop_features", failing)
     x = torch.randn(3, 8)
     options = {"candidates": ["ts_trace"], "isolate": "off"}
     model = nn.Linear(8, 8)

@@ -96,7 +96,7 @@ def test_a_way_of_steps_that_does_not_compile_is_left_out(monkeypatch: pytest.Mo
     def fails(self: TrainingStepSubject, candidate: Any) -> StepProgram:
         raise ZeroDivisionError("in the vendor's code")
 
-    monkeypatch.setattr(TrainingStepSubject, "compile_overwriting", fails)
+    monkeypatch.setattr(TrainingStepSubject, "compile_in_place_step", fails)
     step, report = train("openxla", net=nets.mlp)
     rows = {row.name: row for row in report.candidates}
     assert report.chosen == "eager"
@@ -111,7 +111,7 @@ def test_who_refuses_to_write_over_a_step_takes_part_as_a_functional_graph(
     def refuses(self: TrainingStepSubject, candidate: Any) -> StepProgram:
         raise DynamoBackendsError("not this step")
 
-    monkeypatch.setattr(TrainingStepSubject, "compile_overwriting", refuses)
+    monkeypatch.setattr(TrainingStepSubject, "compile_in_place_step", refuses)
     step, report = train("openxla", net=nets.mlp)
     assert report.chosen == "openxla"
     assert isinstance(program_of(step), CopyingProgram)
@@ -191,11 +191,11 @@ def test_eager_can_win():
 def test_the_function_itself_is_compared_on_real_steps(
     eager: str, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ):
-    note = OnlineComparison.note
+    note = OnlineComparison.note_seconds
     seconds = {"slow": 2.0, "fast": 0.5}[eager]
     monkeypatch.setattr(
         OnlineComparison,
-        "note",
+        "note_seconds",
         lambda self, turn, _: note(self, turn, seconds if turn is None else 1.0),
     )
     step, report = train("openxla", steps=1 + 2 * STEPS + 3, net=nets.mlp)
@@ -235,7 +235,7 @@ def test_steps_are_compared_in_runs_of_which_the_first_does_not_count():
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """ts_trace wins the session, and on real steps openxla is faster than that, eager slower."""
-    original, note = Race._sample, OnlineComparison.note
+    original, note = Race._sample, OnlineComparison.note_seconds
     factors = {"eager": 1e6}
 
     def biased(self: Race, run: Run, repeat: int) -> float:
@@ -245,7 +245,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {None: 3.0, 0: 2.0, 1: 1.0}
     monkeypatch.setattr(Race, "_sample", biased)
     monkeypatch.setattr(
-        OnlineComparison, "note", lambda self, turn, _: note(self, turn, seconds[turn])
+        OnlineComparison, "note_seconds", lambda self, turn, _: note(self, turn, seconds[turn])
     )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_backends.bench import run_file
+from dynamo_backends.bench import saved_run
 from dynamo_backends.bench.cells import Outcome, Run, Speedup
 from dynamo_backends.bench.comparison import compare_runs
 from dynamo_backends.cli import main
@@ -99,7 +99,7 @@ def test_a_smaller_threshold_finds_smaller_changes():
 
 
 def save(run: Run, path: Path) -> str:
-    run_file.save(run, path)
+    saved_run.save(run, path)
     return str(path)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamo_backends.bench import run_file
+from dynamo_backends.bench import saved_run
 from dynamo_backends.bench.cells import Cell, Outcome, Run, Speedup
 from tests.bench.made_up import CONTEXT
 from tests.bench.programs import load
@@ -91,7 +91,7 @@ def test_a_missed_target_is_the_exit_status(
     outcomes = {
         Cell(case.name, "openxla", batch=32): outcome(1.0, ratio) for case in gpu.gpu("test")
     }
-    run_file.save(Run(dict(CONTEXT), [*outcomes], outcomes), file)
+    saved_run.save(Run(dict(CONTEXT), [*outcomes], outcomes), file)
     monkeypatch.setattr(gpu, "command", lambda words: 0)
     assert gpu.main(["--backends", "openxla", "--output", str(file)]) == status
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dynamo_backends.bench import run_file
+from dynamo_backends.bench import saved_run
 from dynamo_backends.bench.cells import Run
 from dynamo_backends.bench.markdown_tables import (
     TABLES,
@@ -36,7 +36,7 @@ def run() -> Run:
 @pytest.fixture
 def root(tmp_path: Path, run: Run) -> Path:
     (tmp_path / "docs" / "results").mkdir(parents=True)
-    run_file.save(run, tmp_path / "docs" / "results" / "made.json")
+    saved_run.save(run, tmp_path / "docs" / "results" / "made.json")
     place = "before\n<!-- results: made models -->\n<!-- until here -->\nafter\n"
     (tmp_path / "README.md").write_text(place)
     (tmp_path / "docs" / "other.md").write_text("nothing\n")

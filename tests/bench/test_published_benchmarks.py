@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from dynamo_backends.bench import run_file
+from dynamo_backends.bench import saved_run
 from tests.bench.made_up import passing, run_of
 from tests.bench.programs import load
 
@@ -170,7 +170,7 @@ def test_autotune_is_shown_beside_its_candidates(tmp_path: Path) -> None:
         }
     )
     run.context |= {"backends": ["inductor_freezing"], "precision": "float32"}
-    run_file.save(run, tmp_path / "run.json")
+    saved_run.save(run, tmp_path / "run.json")
     content = json.loads((tmp_path / "run.json").read_text())
     (table,) = load("benchmarks/autotune.py").published(content)
     heads = [str(column.header) for column in table.columns]

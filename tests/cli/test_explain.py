@@ -82,7 +82,7 @@ def test_training(model: str, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["nothing"], "dynamo-backends explain: MODEL is hf:NAME"),
+        (["nothing"], "dynamo-backends explain: MODEL must be hf:NAME"),
         (["{model}", "--backend", "inducto"], "there is no backend 'inducto'. Did you mean"),
         (
             ["{model}", "--option", "freezin=off"],

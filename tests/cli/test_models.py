@@ -91,9 +91,9 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("resnet18", r"MODEL is hf:NAME, torchvision:NAME, .* not 'resnet18'"),
+        ("resnet18", r"MODEL must be hf:NAME, torchvision:NAME, .* not 'resnet18'"),
         ("torchvison:resnet18", r"Did you mean torchvision:resnet18\?"),
-        ("torchvision:", "MODEL is hf:NAME"),
+        ("torchvision:", "MODEL must be hf:NAME"),
         ("torchvision:resnet19", r"torchvision has no model 'resnet19'\. Did you mean 'resnet1"),
         (
             "hf:BertConfg",

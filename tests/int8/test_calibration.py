@@ -144,7 +144,7 @@ def test_without_batches_of_a_graphs_sizes_it_runs_in_eager():
 
 @pytest.mark.usefixtures("plant")
 def test_it_is_raised_where_eager_is_refused():
-    with pytest.raises(FallbackRefusedError, match="0 of 6 batches"):
+    with pytest.raises(FallbackRefusedError, match="only 0 of 6 calibration batches"):
         run(net(), torch.rand(7, 64), calibration=batches(), fallback="error")
 
 

@@ -254,7 +254,7 @@ def test_weights_have_seven_bits_where_sums_saturate(
 @pytest.mark.plants_errors
 @pytest.mark.parametrize("what", ["scale", "zero point"])
 def test_a_wrong_model_runs_in_eager(what: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dynamo_backends.ort.quantized.quantized", spoilt(what))
+    monkeypatch.setattr("dynamo_backends.ort.quantized.quantize_model", spoilt(what))
     model = Mixed().eval()
     run, report = compiled(model, rows, "onnxrt", precision="int8")
     assert [event.kind for event in report.events] == ["wrong"]
@@ -265,7 +265,7 @@ def test_a_wrong_model_runs_in_eager(what: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("what", ["scale", "zero point"])
 def test_autotune_does_not_choose_it(what: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("dynamo_backends.ort.quantized.quantized", spoilt(what))
+    monkeypatch.setattr("dynamo_backends.ort.quantized.quantize_model", spoilt(what))
     options = {"precision": "int8", "candidates": ["onnxrt"]}
     _, report = compiled(Mixed().eval(), rows, "autotune", **options)
     found = {row.name: row for row in report.candidates}
@@ -280,7 +280,7 @@ def test_what_is_wrong_only_for_new_weights_runs_in_eager(monkeypatch: pytest.Mo
     model = Mixed().eval()
     run, report = compiled(model, rows, "onnxrt", precision="int8")
     assert report.events == []
-    monkeypatch.setattr("dynamo_backends.ort.quantized.quantized", spoilt("scale"))
+    monkeypatch.setattr("dynamo_backends.ort.quantized.quantize_model", spoilt("scale"))
     with torch.no_grad():
         model.second.weight.mul_(-2)
         for _ in range(3):

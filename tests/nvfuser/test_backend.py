@@ -274,7 +274,7 @@ def test_inputs_of_other_shapes_are_refused_and_other_strides_copied():
     read = reader([None, x])  # type: ignore[list-item]
     assert read.stride() == (4, 1)
     assert torch.equal(read, x)
-    with pytest.raises(ValueError, match=r"compiled for torch.float32\[3, 4\], called with"):
+    with pytest.raises(ValueError, match=r"compiled for torch.float32\[3, 4\], but called with"):
         reader([None, x.t()])  # type: ignore[list-item]
 
 

@@ -116,7 +116,7 @@ def test_memory_of_intermediate_results_is_given_back(
         call(x)
     return_free_memory()
     before = rss_bytes()
-    executables[-1].rest()
+    executables[-1].release_memory()
     return_free_memory()
     assert before - rss_bytes() > 20 << 20
     for size in (8, 5) if dynamic else (8, 8):
@@ -133,7 +133,7 @@ def test_a_model_that_is_running_keeps_its_memory():
     function, _, executable = compiled(model, x)
     busy = Busy()
     executable._running.add(busy)
-    executable.rest()
+    executable.release_memory()
     with torch.no_grad():
         torch.testing.assert_close(function(x), model(x), rtol=1e-4, atol=1e-5)
 

@@ -92,7 +92,7 @@ def test_what_cannot_be_saved_says_why(tmp_path: Path):
         ort.save(report, tmp_path / "model.onnx")
     model = net()
     _, report = run(model, torch.randn(1, 3, 6, 6))
-    with pytest.raises(ValueError, match="1 inputs, and 2 names"):
+    with pytest.raises(ValueError, match="has 1 inputs, but 2 names were given"):
         ort.save(report, tmp_path / "model.onnx", input_names=["a", "b"])
     del model
     torch._dynamo.reset()

@@ -94,7 +94,7 @@ def test_a_trial_refuses_the_host_and_records_nothing():
         return TrialVerdict()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dynamo_backends.ort.trial.verdict", verdict)
+        patch.setattr("dynamo_backends.ort.trial.find_verdict", verdict)
         assert backend.supports(graph.placeholders[0], options)
     (settings,) = seen
     assert [name for name, _ in settings.providers] == [cuda.CUDA]

@@ -40,7 +40,7 @@ def test_operators_are_allowed(target: str):
      "torch.ops.aten.add.__class__"],
 )  # fmt: skip
 def test_everything_else_is_refused(target: str):
-    with pytest.raises(PackageError, match=r"no operator of torch's|not registered"):
+    with pytest.raises(PackageError, match=r"is not an operator of torch$|not registered"):
         check_call_operator(target)
 
 
@@ -145,7 +145,7 @@ CALLS = str(calls.call_to_text(torch.ops.aten.full.default, ([2], 1.0), {"dtype"
 def test_a_small_graph_with_anything_else_is_refused(given: str, instead: str):
     assert given in CALLS
     assert torch.equal(calls.deserialize_callable(CALLS)(())[0], torch.ones(2))
-    with pytest.raises(PackageError, match="unusable"):
+    with pytest.raises(PackageError, match="a graph of the package is invalid"):
         calls.module_of(CALLS.replace(given, instead))
 
 

@@ -97,7 +97,7 @@ class Same(nn.Module):
             Same(),
             "m.stablehlo",
             {"platforms": ["gpu"]},
-            r"some of cpu, cuda, tpu, and not \['gpu'\]",
+            r"must be chosen from cpu, cuda, tpu, not \['gpu'\]",
         ),
     ],
 )

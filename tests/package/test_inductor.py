@@ -22,7 +22,7 @@ from dynamo_backends import PackageError, SaveError
 from dynamo_backends.cli.main import main
 from dynamo_backends.inductor import libraries
 from dynamo_backends.package.linked import difference_from_eager
-from dynamo_backends.runtime import cpu_info as processor
+from dynamo_backends.runtime import cpu_info
 from tests.bench.programs import ROOT
 from tests.package.trained_steps import Training, go_on, simple, update
 
@@ -244,8 +244,8 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_for_a_processor_with_other_instructions(saved: Any, monkeypatch: pytest.MonkeyPatch):
     model, path = saved("inductor_freezing")
-    flags = " ".join(f for f in processor.cpu_flags() if f != "sse2")
-    monkeypatch.setattr(processor, "_flags", lambda: f"flags : {flags}")
+    flags = " ".join(f for f in cpu_info.cpu_flags() if f != "sse2")
+    monkeypatch.setattr(cpu_info, "_flags", lambda: f"flags : {flags}")
     monkeypatch.setattr(libraries, "open_library", refuse)
     no_compiler(monkeypatch)
     with warnings.catch_warnings(record=True) as told:

@@ -13,7 +13,7 @@ import dynamo_backends
 from dynamo_backends import PackageError
 from dynamo_backends.interface.backend import Availability
 from dynamo_backends.interface.registry import get_backend
-from dynamo_backends.runtime import cpu_info as processor
+from dynamo_backends.runtime import cpu_info
 from tests.package.conftest import Small
 
 
@@ -62,8 +62,8 @@ def test_another_jaxlib(path: Path, model: Small, call: Any, monkeypatch: pytest
 def test_a_processor_with_other_instructions(
     path: Path, model: Small, call: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    flags = " ".join(f for f in processor.cpu_flags() if f != "sse2")
-    monkeypatch.setattr(processor, "_flags", lambda: f"flags : {flags} quantum")
+    flags = " ".join(f for f in cpu_info.cpu_flags() if f != "sse2")
+    monkeypatch.setattr(cpu_info, "_flags", lambda: f"flags : {flags} quantum")
     text = "this processor lacks sse2 and has quantum"
     is_right_with_one_warning(path, model, call, text)
 

@@ -303,12 +303,12 @@ def test_a_folder_that_is_missing_is_said_before_anything_is_compiled(model: Sma
 
 def test_the_order_of_former_versions_is_deprecated(model: Small, call: Any, tmp_path: Path):
     path: Any = tmp_path / "m.dbp"
-    with pytest.warns(DeprecationWarning, match=r"write save\(model, path\)") as warned:
+    with pytest.warns(DeprecationWarning, match=r"Use save\(model, path\)") as warned:
         dynamo_backends.save(path, model, *call, backend="eager")  # type: ignore[arg-type]
     assert warned[0].filename == __file__
     args, kwargs = call
     assert dynamo_backends.load(path)(*args, **kwargs) is not None
-    with pytest.warns(DeprecationWarning, match=r"write export\(model, path\)"):
+    with pytest.warns(DeprecationWarning, match=r"Use export\(model, path\)"):
         dynamo_backends.export(tmp_path / "m.onnx", nn.Linear(4, 4), (torch.rand(2, 4),))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="save takes a module and a path, not PosixPath first"):
         dynamo_backends.save(path, "model", *call)  # type: ignore[arg-type]

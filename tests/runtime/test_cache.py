@@ -108,7 +108,7 @@ def test_a_cache_folder_that_cannot_be_written_warns_and_works(
     f = torch.compile(lambda x: x.sin() * 2 + 1, backend=dynamo_backends.compiler("openxla"))
     x = torch.randn(3)
     torch.testing.assert_close(f(x), x.sin() * 2 + 1)
-    assert "compiled graphs are not kept on disk" in caplog.text
+    assert "compiled graphs are not saved to the disk cache" in caplog.text
 
 
 def test_a_folder_that_others_can_write_is_not_used(

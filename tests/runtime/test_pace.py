@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dynamo_backends.runtime import speed_check as pace_check
-from dynamo_backends.runtime import speed_timing as pace
+from dynamo_backends.runtime import speed_check, speed_timing
 from dynamo_backends.runtime.speed_timing import FIRST_SHARE, SHARE, SpeedMeasurements, SpeedVerdict
 
 Noise = Callable[[str, float], tuple[float, bool]]
@@ -176,13 +175,13 @@ def test_what_was_found_while_others_ran_is_not_for_other_processes():
 
     assert verdict_of(9.0, 3) is None
     assert verdict_of(3.0, 11) is None
-    assert verdict_of(9.0, 4) == SpeedVerdict("slower", 9.0, 1.0, pace.OTHERS)
+    assert verdict_of(9.0, 4) == SpeedVerdict("slower", 9.0, 1.0, speed_timing.OTHERS)
     assert verdict_of(0.3, 11) is None
-    assert verdict_of(0.3, 12) == SpeedVerdict("fast enough", 0.3, 1.0, pace.OTHERS)
-    pace_check.store_speed_verdict("key", SpeedVerdict("slower", 9.0, 1.0, pace.OTHERS))
-    assert pace_check.load_speed_verdict("key") is None
-    pace_check.store_speed_verdict("key", SpeedVerdict("slower", 9.0, 1.0))
-    assert pace_check.load_speed_verdict("key") == SpeedVerdict("slower", 9.0, 1.0)
+    assert verdict_of(0.3, 12) == SpeedVerdict("fast enough", 0.3, 1.0, speed_timing.OTHERS)
+    speed_check.store_speed_verdict("key", SpeedVerdict("slower", 9.0, 1.0, speed_timing.OTHERS))
+    assert speed_check.load_speed_verdict("key") is None
+    speed_check.store_speed_verdict("key", SpeedVerdict("slower", 9.0, 1.0))
+    assert speed_check.load_speed_verdict("key") == SpeedVerdict("slower", 9.0, 1.0)
 
 
 def test_one_burst_that_says_otherwise_delays_the_verdict():
@@ -197,7 +196,7 @@ def test_one_burst_that_says_otherwise_delays_the_verdict():
 
 
 def test_sizes_that_never_come_again_are_given_up(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pace, "_MOST_TIMED", 50)
+    monkeypatch.setattr(speed_timing, "_MOST_TIMED", 50)
     measured = SpeedMeasurements(1.0)
     for i in range(50):
         assert measured.verdict(lambda: False) is None

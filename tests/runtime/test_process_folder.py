@@ -14,8 +14,8 @@ from dynamo_backends.runtime.private_folder import temporary_process_folder
 OTHER = """
 import os, sys, time
 from pathlib import Path
-from dynamo_backends.runtime.private_folder import process_folder
-with process_folder(Path(sys.argv[1])) as folder:
+from dynamo_backends.runtime.private_folder import temporary_process_folder
+with temporary_process_folder(Path(sys.argv[1])) as folder:
     (folder / "graph").write_text("theirs")
     print(folder, flush=True)
     sys.stdin.read()

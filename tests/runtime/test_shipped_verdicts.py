@@ -15,8 +15,7 @@ from torch import Tensor, nn
 import dynamo_backends
 from dynamo_backends.onnx import exporter_lowerings
 from dynamo_backends.ort import trial
-from dynamo_backends.runtime import cpu_info as processor
-from dynamo_backends.runtime import shipped_verdicts, verdicts
+from dynamo_backends.runtime import cpu_info, shipped_verdicts, verdicts
 from dynamo_backends.runtime.shipped_verdicts import (
     TrialVerdict,
     VerdictConditions,
@@ -170,8 +169,8 @@ def test_processors_are_told_apart_by_what_kernels_are_chosen_by(monkeypatch: py
         f"{avx512} avx512_bf16 avx512_fp16 amx_tile amx_int8 amx_bf16": "avx512_core_amx",
     }
     for flags, level in levels.items():
-        monkeypatch.setattr(processor, "_flags", lambda flags=flags: f"flags : {flags}\n")
-        found = processor.cpu_isa_level.__wrapped__()
+        monkeypatch.setattr(cpu_info, "_flags", lambda flags=flags: f"flags : {flags}\n")
+        found = cpu_info.cpu_isa_level.__wrapped__()
         assert found.partition(" ")[2] == level
 
 

@@ -3,8 +3,9 @@
 from tests import refusals
 
 PRINT = (
-    "from dynamo_backends.graph.precision import allowed_tf32, product_precision\n"
-    "a = allowed_tf32(); print(a.products, a.convolutions, a.everywhere, product_precision())\n"
+    "from dynamo_backends.graph.precision import read_tf32_settings, float32_matmul_precision\n"
+    "a, precision = read_tf32_settings(), float32_matmul_precision()\n"
+    "print(a.products, a.convolutions, a.allowed_everywhere, precision)\n"
 )
 
 

@@ -34,7 +34,7 @@ def verdicts_of(
         options = {"cache": False, "min_block_size": 1, "fragmented": "keep"}
         with torch.no_grad():
             torch.compile(several, backend=backend, options=options)(*inputs)
-        return trial._verdicts.known, len(alone)
+        return trial._verdicts.known_verdicts, len(alone)
 
 
 @pytest.mark.parametrize(("backend", "folder"), [("onnxrt", "ort"), ("ov", "openvino")])
@@ -43,7 +43,7 @@ def test_verdicts_are_those_of_calls_alone(
 ):
     together, alone = verdicts_of(backend, folder, monkeypatch)
     trial = importlib.import_module(f"dynamo_backends.{folder}.trial")
-    monkeypatch.setattr(trial, "right_together", lambda trials, make: set())
+    monkeypatch.setattr(trial, "run_merged_trials", lambda trials, make: set())
     one_by_one, every = verdicts_of(backend, folder, monkeypatch)
     assert together == one_by_one
     refused = [kind for kind, verdict in together.items() if verdict.reason]

@@ -73,7 +73,7 @@ def test_a_folder_that_cannot_be_written(
     kept = Records("x")
     before = kept.state()
     kept.put(KEY, RECORD)
-    assert "records of tuning are not kept on disk" in caplog.text
+    assert "records of tuning are not saved to the disk cache" in caplog.text
     assert kept.get(KEY) == RECORD
     assert kept.state() != before
 

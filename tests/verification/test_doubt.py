@@ -234,7 +234,14 @@ def test_calls_that_reach_other_processes_are_not_made_twice():
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize(
     "name",
-    ["Replay", "acts_on", "peak_bytes", "shape_difference", "Comparator.look", "Comparator.wrong"],
+    [
+        "EagerInterpreter",
+        "why_not_repeatable",
+        "estimate_peak_bytes",
+        "describe_layout_mismatch",
+        "Comparator.add_output",
+        "Comparator.find_mismatch",
+    ],
 )
 def test_an_error_of_the_comparison_is_nobodys(
     name: str, saves: bool, monkeypatch: pytest.MonkeyPatch

@@ -261,7 +261,7 @@ def test_tensors_that_share_memory_are_refused():
     step = compile_step(
         trainer(model, optimizer), model=model, optimizer=optimizer, mesh={"data": 8}
     )
-    with pytest.raises(StepCaptureError, match=r"model\.first and model\.second share memory"):
+    with pytest.raises(StepCaptureError, match=r"model\.first and model\.second share storage"):
         step(*batch())
 
 

@@ -14,7 +14,7 @@ import sys, time, torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from dynamo_backends import compile_step
-from dynamo_backends.runtime import rank_monitor as rank_watch
+from dynamo_backends.runtime import rank_monitor
 
 rank_watch.DOUBT = 3
 if len(sys.argv) > 2:

@@ -242,7 +242,7 @@ def test_what_processes_have_to_have_in_common():
         find_rank_mismatch([offer("a", "x", "y"), offer("b", "x", "z")])
     )
     text = str(find_rank_mismatch([offer("a", "x"), offer("b", "x", "y")]))
-    assert "rank 0 exchanges 1 times, but rank 1 exchanges 2 times" in text
+    assert "rank 0 runs 1 collectives, but rank 1 runs 2 collectives" in text
 
 
 def test_who_compiles_alone_leaves_collectives_to_torch():

@@ -154,7 +154,8 @@ def test_small_inputs_of_any_kind(make: Callable[[], torch.Tensor]):
 def test_another_shape_or_dtype_is_refused_and_does_no_harm():
     run = bind(lambda x: (x * 3,), torch.ones(5, 4))
     for wrong in (torch.ones(1, 4), torch.ones(5, 4, dtype=torch.float64)):
-        with pytest.raises(ValueError, match=r"compiled for torch.float32\[5, 4\], called with"):
+        text = r"compiled for torch.float32\[5, 4\], but called with"
+        with pytest.raises(ValueError, match=text):
             run([wrong])
     assert torch.equal(run([torch.ones(5, 4)])[0], torch.full((5, 4), 3.0))
 

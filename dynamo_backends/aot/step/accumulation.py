@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from dynamo_backends._torch_private import amp_scaling as scaling
-from dynamo_backends._torch_private import storage_id
+from dynamo_backends._torch_private import amp_scaling, storage_id
 from dynamo_backends.interface.errors import OptionError, StepCaptureError, did_you_mean
 
 
@@ -148,9 +147,9 @@ class StepCall:
     def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._is_last:
             return original(*args, **kwargs)
-        scaler = scaling.find_calling_scaler(scaling.ASKS_FOR_OVERFLOW)
+        scaler = amp_scaling.find_calling_scaler(amp_scaling.ASKS_FOR_OVERFLOW)
         if scaler is not None:  # or it would take the next part's gradients for unscaled
-            scaling.reset_optimizer_states(scaler)
+            amp_scaling.reset_optimizer_states(scaler)
         raise _EndOfPart
 
     def _clear(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +171,10 @@ class _Backward(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not torch.Tensor.backward:
             result = func(*args, **kwargs)
-            if func is torch.Tensor.mul and scaling.find_calling_scaler(scaling.SCALES) is not None:
+            if (
+                func is torch.Tensor.mul
+                and amp_scaling.find_calling_scaler(amp_scaling.SCALES) is not None
+            ):
                 self._call.note_scaled(result, args[0])
             return result
         loss, gradient, *rest = (*args, None) if len(args) == 1 else args

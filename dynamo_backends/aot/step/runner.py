@@ -11,7 +11,7 @@ from dynamo_backends.aot.step.backward.tape import Tape, change_tape
 from dynamo_backends.aot.step.program.copies import restoring_on_error
 from dynamo_backends.aot.step.program.record_program import RecordProgram
 from dynamo_backends.aot.step.program.step_programs import StepPrograms
-from dynamo_backends.aot.step.record.interpreter import execute, group_numbers_as
+from dynamo_backends.aot.step.record.interpreter import execute, setting_group_numbers
 from dynamo_backends.aot.step.record.placeholders import materialize_deferred
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Trie
@@ -109,7 +109,7 @@ class SegmentRunner:
         tensors = {n: trie.values[n] for n in node.known if trie.kinds[n] in ("slot", "input")}
         path = node.path()
         change_tape(Tape())  # with which the step goes on
-        with group_numbers_as(self._programs.definition.optimizers, segment.numbers):
+        with setting_group_numbers(self._programs.definition.optimizers, segment.numbers):
             execute(path, tensors, trie.numbers.__getitem__, held)
         segment.become_real(tensors, held)
 

@@ -316,7 +316,7 @@ class Step(SegmentRunner):
         """
         call = self._last
         if self._definition.parallel is not None:
-            raise SaveError("the step cannot be saved: it is spread over a mesh.")
+            raise SaveError("the step cannot be saved: it uses a mesh.")
         if self.is_split:
             raise SaveError("the step cannot be saved: torch.compile runs it in parts.")
         if call is None:

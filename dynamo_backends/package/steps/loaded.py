@@ -138,7 +138,8 @@ class LoadedStep:
             tensors = [_laid_out(found_, described.batch_specs) for found_ in _of(TENSOR, found)]
             floats = [_float(*found_) for found_ in _of(NUMBER, found)]
         except PackageError as error:
-            text = f"{error}; the step was saved for calls with ({described.calls})"
+            reason = str(error).removesuffix(".")
+            text = f"{reason}. The step was saved for calls with ({described.calls})."
             raise PackageError(text) from error
         return tensors, floats
 

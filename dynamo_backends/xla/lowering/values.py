@@ -52,7 +52,8 @@ class Flat:
         """Insists on the number of elements."""
         if self.array.shape != (math.prod(self.shape),):
             raise ValueError(
-                f"{self.array.shape} and {self.shape} do not differ in exactly one dimension"
+                f"an array of shape {self.array.shape} does not have the {math.prod(self.shape)} "
+                f"elements of shape {self.shape} in one dimension"
             )
 
     @property

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dynamo_backends._torch_private import amp_scaling as scaling
+from dynamo_backends._torch_private import amp_scaling
 from tests.aot.record.checks import Case, Run, assert_equal, batches
 
 STEPS = 9
@@ -186,4 +186,4 @@ def test_optimizers_unscale_by_themselves_outside_of_steps() -> None:
         return made[-1]
 
     assert_equal(Case(scales, optimizer=make, steps=4))
-    assert all(map(scaling.unscales_in_step, made))
+    assert all(map(amp_scaling.unscales_in_step, made))

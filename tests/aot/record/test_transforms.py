@@ -383,7 +383,8 @@ def test_or_they_raise_with_the_line() -> None:
         case.loop(run), model=run.model, optimizer=run.optimizer, backend="aot_eager",
         fallback="error",
     )  # fmt: skip
-    with pytest.raises(StepCaptureError, match=r"torch\.manual_seed within.*test_transforms\.py"):
+    text = r"torch\.manual_seed inside a torch\.func transform at .*test_transforms\.py"
+    with pytest.raises(StepCaptureError, match=text):
         step(*batches(0, torch.Generator().manual_seed(0)))
 
 

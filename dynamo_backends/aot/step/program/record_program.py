@@ -26,7 +26,7 @@ from dynamo_backends.aot.step.program.optimizer_state import NewStateError
 from dynamo_backends.aot.step.program.recording import Definition, Recording
 from dynamo_backends.aot.step.program.straight_line import StraightLine
 from dynamo_backends.aot.step.program.verified import VerifiedStep
-from dynamo_backends.aot.step.record.interpreter import group_numbers_as
+from dynamo_backends.aot.step.record.interpreter import setting_group_numbers
 from dynamo_backends.aot.step.record.segment import Segment
 from dynamo_backends.aot.step.record.trie import Entry
 from dynamo_backends.aot.step.state.arguments import flatten_batch, shared_memory
@@ -222,7 +222,7 @@ class RecordProgram:
                 spec_of_whole = segment.trie.specs[n]
                 batch[i] = torch.empty(spec_of_whole.size, dtype=spec_of_whole.dtype)
         try:
-            with group_numbers_as(definition.optimizers, segment.numbers):
+            with setting_group_numbers(definition.optimizers, segment.numbers):
                 self._compile(backend, inventory, batch)
         except NewStateError:
             raise

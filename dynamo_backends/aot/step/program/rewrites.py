@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamo_backends._torch_private import amp_scaling as scaling
+from dynamo_backends._torch_private import amp_scaling
 
 
 def _scaled(x: Any, by: Any, to: Tensor) -> Any:
@@ -169,8 +169,8 @@ def _update_scale(
 
 IN_OTHER_WORDS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch._weight_norm: _weight_norm, F.embedding: _embedding, F.batch_norm: _batch_norm,
-    F.one_hot: _one_hot, scaling.CHECK_AND_UNSCALE: _check_and_unscale,
-    scaling.UPDATE_SCALE: _update_scale,
+    F.one_hot: _one_hot, amp_scaling.CHECK_AND_UNSCALE: _check_and_unscale,
+    amp_scaling.UPDATE_SCALE: _update_scale,
 }  # fmt: skip
 """Functions with operators of their own, which backends may not know, and the same without."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamo_backends._torch_private import amp_scaling as scaling
+from dynamo_backends._torch_private import amp_scaling
 from dynamo_backends.aot.step.backward.tape import begin_backward, resume_backward
 from dynamo_backends.aot.step.record.templates import Items, Ref, fill, refs
 from dynamo_backends.aot.step.record.trie import Entry, State
@@ -41,7 +41,7 @@ def using_torch_state(state: State) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def group_numbers_as(
+def setting_group_numbers(
     optimizers: Sequence[torch.optim.Optimizer], numbers: Numbers
 ) -> Iterator[None]:
     """Sets optimizers' numbers to those of their last step (context manager)."""
@@ -59,7 +59,7 @@ def execute(
     number: Callable[[int], Any],
     outputs: Sequence[int] = (),
     at: Callable[[Entry], None] = lambda _: None,
-    take_step: TakeStep = scaling.step_without_overflow,
+    take_step: TakeStep = amp_scaling.step_without_overflow,
 ) -> None:
     """Runs the calls of a record.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dynamo_backends._torch_private import amp_scaling as scaling
+from dynamo_backends._torch_private import amp_scaling
 from dynamo_backends._torch_private.autograd_nodes import GENERATOR, graph_task
 from dynamo_backends._torch_private.functorch import (
     DUAL_LEVELS,
@@ -96,7 +96,7 @@ class Patches:
             if is_one_entry(optimizer)
             for name, make in (("step", _stepping), ("zero_grad", _clearing))
         ]
-        self._fused = [o for o in optimizers if is_one_entry(o) and scaling.unscales_in_step(o)]
+        self._fused = [o for o in optimizers if is_one_entry(o) and amp_scaling.unscales_in_step(o)]
 
     def enter(self, session: Session) -> None:
         """Begins a call."""
@@ -105,7 +105,7 @@ class Patches:
         for method in self._methods:
             method.install()
         for optimizer in self._fused:
-            scaling.set_unscales(optimizer, False)
+            amp_scaling.set_unscales(optimizer, False)
         _FUNCTIONS.enter(self)
 
     def exit(self) -> None:
@@ -115,7 +115,7 @@ class Patches:
         set_session(None)
         _FUNCTIONS.exit(self)
         for optimizer in self._fused:
-            scaling.set_unscales(optimizer, True)
+            amp_scaling.set_unscales(optimizer, True)
         for method in self._methods:
             method.restore()
         self._is_in = False
@@ -211,8 +211,8 @@ def _scaling(original: Any, name: str) -> Callable[..., Any]:
         if session is None or args or kwargs or not _is_followed(optimizer):
             return original(scaler, optimizer, state, *args, **kwargs)
         optimizer._opt_called = True
-        overflows = tuple(state[scaling.OVERFLOWS].values())
-        run = lambda: scaling.step_without_overflow(optimizer, overflows)  # noqa: E731
+        overflows = tuple(state[amp_scaling.OVERFLOWS].values())
+        run = lambda: amp_scaling.step_without_overflow(optimizer, overflows)  # noqa: E731
         session.optimizer("optimizer", optimizer, overflows, {}, run)
         return None
 
@@ -329,7 +329,7 @@ class _Functions:
         owner, name = GENERATOR
         makers.setdefault(owner, {})[name] = _checkpointing
         makers[torch.autograd.Function] = {"apply": _applying}
-        makers[scaling.GradScaler] = {scaling.TAKES_STEP: _scaling}
+        makers[amp_scaling.GradScaler] = {amp_scaling.TAKES_STEP: _scaling}
         self._replacements = _Replacements(makers)
 
     def enter(self, user: Any) -> None:

@@ -132,7 +132,7 @@ def _unpaced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     Tests of that say so by the mark `paced`.
     """
     if request.node.get_closest_marker("paced") is None:
-        monkeypatch.setattr(ProgramBuilder, "_pace_check", lambda *_: None)
+        monkeypatch.setattr(ProgramBuilder, "_make_speed_check", lambda *_: None)
 
 
 class _Alarms(logging.Handler):

@@ -60,43 +60,16 @@ def compile_functional(
         What Dynamo calls in place of the captured graph.
     """
     pickled = pickled_if_kept(compile_graph, complete)
-    compile_one = compile_boxed if pickled is None else compile_cacheable
     shortens = pickled is None and not private.is_autocast_on()
     if traces is not None and shortens and (kept := traces.load()) is not None:
         return _without_aot(compile_boxed(compile_graph, kept[0], "inference", kept[1]))
-    inputs = len(example_inputs)
-    sufficient: list[tuple[Callable[[list[Any]], Any], int]] = []
-    begun: list[Kind] = []
+    compilation = _Compilation(captured, example_inputs, compile_graph, pickled, shortens, traces)
 
     def trace(graph: fx.GraphModule) -> Callable[..., Any]:
-        def compiler(kind: Kind) -> Callable[..., Any]:
-            def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
-                if graph is not captured:
-                    gm = _without_regions(gm, kind)
-                begun.append(kind)
-                private.clear_donated_buffers()
-                static = frozenset(private.static_input_indices(captured, gm.graph))
-                if kind == "inference":
-                    private.annotate_input_mutations(gm)
-                updates = len(private.annotated_input_mutations(gm.graph))
-                suffices = kind == "inference" and private.needs_no_runtime_wrapper(inputs, updates)
-                if traces is not None and shortens and suffices and not updates:
-                    traces.save(gm, static)
-                run = compile_one(compile_graph, gm, kind, static)
-                if shortens and suffices:
-                    sufficient.append((run, updates))
-                return run
-
-            return (
-                compile_kind
-                if pickled is None
-                else private.wrap_serializable_compiler(compile_kind)
-            )
-
         backend = private.aot_autograd(
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
+            fw_compiler=compilation.compiler_of(graph, "forward"),
+            bw_compiler=compilation.compiler_of(graph, "backward"),
+            inference_compiler=compilation.compiler_of(graph, "inference"),
             decompositions={**decompositions, **lstm.DECOMPOSITIONS},
             partition_fn=partition_with(partitioner),
         )
@@ -107,26 +80,83 @@ def compile_functional(
         ):
             return backend(graph, example_inputs)
 
-    if (
-        traces is not None
-        and traces.are_kept
-        and shortens
-        and _may_have_regions(captured, example_inputs)
-    ):
-        if marked is None or marked is captured:
-            marked = mark_equal_layers(captured)
-    else:
+    keeps_traces = traces is not None and traces.are_kept and shortens
+    if not (keeps_traces and _may_have_regions(captured, example_inputs)):
         marked = captured
+    elif marked is None or marked is captured:
+        marked = mark_equal_layers(captured)
     try:
         called = trace(marked)
     except Exception as error:  # torch cannot trace the operator, or cannot compile what it traced
-        if begun or marked is captured:
+        if compilation.has_begun or marked is captured:
             raise
         log.debug("each call of a region is traced: %s", brief_error(error))
         called = trace(captured)
     if private.must_be_serializable():
         called = private.wrap_for_aot_compile(called)
-    return _shortened(called, *sufficient[0]) if sufficient else called
+    sufficient = compilation.sufficient
+    return called if sufficient is None else _shortened(called, *sufficient)
+
+
+class _Compilation:
+    """Compiles the functional graphs that AOT Autograd makes of one captured graph.
+
+    Attributes:
+        has_begun: Whether it has compiled one; another trace would compile it again.
+        sufficient: The compiled inference graph, and how many of its results are updated inputs,
+            if AOT Autograd does nothing at a call besides running it.
+    """
+
+    def __init__(
+        self,
+        captured: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        compile_graph: GraphCompiler,
+        pickled: bytes | None,
+        shortens: bool,
+        traces: Traces | None,
+    ):
+        self._captured = captured
+        self._inputs = len(example_inputs)
+        self._compile_graph = compile_graph
+        self._pickled = pickled
+        self._shortens = shortens
+        self._traces = traces
+        self.has_begun = False
+        self.sufficient: tuple[Callable[[list[Any]], Any], int] | None = None
+
+    def compiler_of(self, traced: fx.GraphModule, kind: Kind) -> Callable[..., Any]:
+        """Returns a compiler for AOT Autograd.
+
+        Args:
+            traced: What is traced: the captured graph, or a copy with calls of regions.
+            kind: Of the functional graphs.
+        """
+
+        def compile_kind(gm: fx.GraphModule, _: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            if traced is not self._captured:
+                gm = _without_regions(gm, kind)
+            return self._compile(gm, kind)
+
+        if self._pickled is None:
+            return compile_kind
+        return private.wrap_serializable_compiler(compile_kind)
+
+    def _compile(self, gm: fx.GraphModule, kind: Kind) -> Callable[[list[Any]], Any]:
+        self.has_begun = True
+        private.clear_donated_buffers()
+        static = frozenset(private.static_input_indices(self._captured, gm.graph))
+        if kind == "inference":
+            private.annotate_input_mutations(gm)
+        updates = len(private.annotated_input_mutations(gm.graph))
+        suffices = kind == "inference" and private.needs_no_runtime_wrapper(self._inputs, updates)
+        if self._traces is not None and self._shortens and suffices and not updates:
+            self._traces.save(gm, static)
+        compile_one = compile_boxed if self._pickled is None else compile_cacheable
+        run = compile_one(self._compile_graph, gm, kind, static)
+        if self._shortens and suffices and self.sufficient is None:
+            self.sufficient = run, updates
+        return run
 
 
 def _may_have_regions(captured: fx.GraphModule, inputs: Sequence[Any]) -> bool:

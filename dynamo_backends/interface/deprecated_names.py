@@ -18,7 +18,7 @@ class DeprecatedNames:
         """Gives members with old names their present names, too."""
         super().__init_subclass__(**settings)
         for old in cls.RENAMED.keys() & vars(cls).keys():
-            _warn(f"{cls.__name__}.{old}", cls.RENAMED[old])
+            warn_of_old_name(f"{cls.__name__}.{old}", cls.RENAMED[old])
             if cls.RENAMED[old] not in vars(cls):
                 setattr(cls, cls.RENAMED[old], vars(cls)[old])
 
@@ -27,10 +27,11 @@ class DeprecatedNames:
         if name not in type(self).RENAMED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         present = type(self).RENAMED[name]
-        _warn(f"{type(self).__name__}.{name}", present)
+        warn_of_old_name(f"{type(self).__name__}.{name}", present)
         return getattr(self, present)
 
 
-def _warn(old: str, present: str) -> None:
+def warn_of_old_name(old: str, present: str) -> None:
+    """Warns the caller's caller of a name that the next version will not have."""
     text = f"{old} is called {present} now; the old name will go with the next version."
     warnings.warn(text, DeprecationWarning, stacklevel=3)

@@ -146,8 +146,8 @@ class ProgramBuilder:
         self._refused: dict[str, str] = {}
         self._compiled: dict[str, Executable] = {}
         self._reverted = ""
-        self._paces: dict[int, SpeedCheck | None] = {}  # by the graph's identity
-        self._whole_pace: SpeedCheck | None = None
+        self._speed_checks: dict[int, SpeedCheck | None] = {}  # by the graph's identity
+        self._whole_speed_check: SpeedCheck | None = None
         self._dimensions = symbols_of_dimensions(graph)
         self.serves_range = False
 
@@ -192,13 +192,13 @@ class ProgramBuilder:
 
     def _is_worth_it(self, split: PartitionedGraph) -> bool:
         """Returns whether several blocks are not known to be slower than eager, together."""
-        self._whole_pace = None
+        self._whole_speed_check = None
         graphs = [part.graph for part in split.parts]
         if sum(part.on_backend for part in split.parts) < 2:
             return True
         try:
             mark = f"{fingerprint_with_plan(self._graph, self._plan)} {sorted(self._refused)}"
-            self._whole_pace = self._pace_check(mark, "graph", graphs)
+            self._whole_speed_check = self._make_speed_check(mark, "graph", graphs)
         except CompileError as error:
             self._reverted = f"{error}; the graph runs in eager instead"
             self._refused = {node.name: str(error) for node in self._graph.calls}
@@ -306,7 +306,7 @@ class ProgramBuilder:
         kept = mark = fingerprint_with_plan(graph, self._plan, ranged)
         if ranged:  # what is compiled may turn out to be of these sizes alone
             mark = f"{kept} {fingerprint_with_plan(graph, self._plan)}"
-        self._paces[id(graph)] = self._pace_check(kept, "block", [graph])
+        self._speed_checks[id(graph)] = self._make_speed_check(kept, "block", [graph])
         if mark not in self._compiled:
             # As it came: what XLA serializes of a loaded program lacks functions.
             came: dict[str, bytes] = {}
@@ -397,11 +397,11 @@ class ProgramBuilder:
         ]
         steps = [*registers.size_instructions(graph.placeholders), *steps]
         program = Program(steps, self._constants, len(registers), outputs)
-        if self._whole_pace is not None:
+        if self._whole_speed_check is not None:
             may_fall_back = self._options.fallback == "eager"
             given = len(graph.placeholders) - len(self._constants)
             sized = make_picker([i for i in graph.activations if i < given])
-            program.time_whole_program(self._whole_pace, may_fall_back, sized)
+            program.time_whole_program(self._whole_speed_check, may_fall_back, sized)
         return program
 
     def _opened(self, graph: Graph) -> tuple[Graph, Sequence[SizeWithExpression]]:
@@ -430,10 +430,12 @@ class ProgramBuilder:
             self._verify(executable),
             self._options.allows_reduced_precision,
             compile_part if graph is part.graph else None,
-            self._paces.get(id(part.graph)),
+            self._speed_checks.get(id(part.graph)),
         )
 
-    def _pace_check(self, mark: str, region: Region, graphs: Sequence[Graph]) -> SpeedCheck | None:
+    def _make_speed_check(
+        self, mark: str, region: Region, graphs: Sequence[Graph]
+    ) -> SpeedCheck | None:
         """Returns what measures compiled code beside eager; None: nothing does.
 
         Args:

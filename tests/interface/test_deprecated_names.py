@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 import dynamo_backends as db
+from dynamo_backends import verify
 from dynamo_backends.interface.executable import Executable
 
 
@@ -45,3 +46,11 @@ def test_old_members_of_executables():
         Copied().rest()
     with pytest.raises(AttributeError, match="'Copied' object has no attribute 'unheard_of'"):
         Copied().unheard_of  # noqa: B018
+
+
+@pytest.mark.parametrize("old", ["difference", "in_float64", "widen"])
+def test_old_names_of_functions_for_backend_authors(old: str):
+    with pytest.warns(DeprecationWarning, match=f"verify.{old} is called"):
+        assert getattr(verify, old).__name__ in verify.__all__
+    with pytest.raises(AttributeError, match="has no attribute 'unheard_of'"):
+        verify.unheard_of  # noqa: B018
